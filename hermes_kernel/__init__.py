@@ -1,0 +1,42 @@
+"""Live Jupyter kernels behind an AI agent's execute_code tool.
+
+This is the front door. It is light on purpose: a kernel process passes through it and must never load the
+host side, so every name is imported on first use.
+"""
+
+from importlib import import_module
+
+_HOMES = {
+    "BlockingRegistry": "host.blocking",
+    "KernelRegistry": "host.registry",
+    "HermesKernelManager": "host.manager",
+    "Limits": "limits",
+    "UNSET": "limits",
+    "Owner": "lifecycle.key",
+    "Loss": "lifecycle.loss",
+    "KernelInfo": "lifecycle.info",
+    "CellResult": "cell.result",
+    "CellStatus": "cell.status",
+    "CellError": "cell.result",
+    "KernelReport": "cell.result",
+    "HermesKernelError": "errors",
+    "ConfigError": "errors",
+    "KernelStartError": "errors",
+    "ToolError": "errors",
+    "ToolBudgetExceeded": "errors",
+}
+
+__all__ = [*_HOMES]  # noqa: PLE0604  # every name is a string: the keys of the table above
+__version__ = "0.1.0.dev0"
+
+
+def __getattr__(name: str) -> object:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"{__name__}.{home}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

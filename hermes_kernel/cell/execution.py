@@ -1,0 +1,221 @@
+"""One execution of one cell, as a state machine over Jupyter messages.
+
+The machine does no I/O and has no clock: it is fed what arrives, with the time at which it arrived, and says
+when it wants to be asked again (``deadline``) and whether the cell is settled. The settle rule is that of
+nbclient: a cell is over when its reply is in *and* the idle status of the same request.
+"""
+
+import math
+from dataclasses import dataclass, field
+from enum import Enum
+
+from .message import Message
+from .outputs import CellError, OutputCollector
+from .request import CellTimes
+from .status import CellStatus, Fate, Phase
+
+BUSY_GRACE = 5.0
+"""Seconds from the send to the busy status; after that the cell's time runs without one."""
+
+
+@dataclass(frozen=True)
+class Settlement:
+    """How a call came out: its status, how far it had come and what becomes of the kernel.
+
+    ``exit_code`` is what the cell or its process ended with, ``exit_message`` the text of a ``sys.exit``;
+    ``idle_missing``: the kernel never said that it was done, so output may be missing.
+    """
+
+    status: CellStatus
+    phase: Phase
+    fate: Fate
+    exit_code: int = 0
+    error: CellError | None = None
+    execution_count: int | None = None
+    idle_missing: bool = False
+
+    @property
+    def ran(self) -> bool:
+        """Whether the code was handed to a kernel."""
+        return self.phase is Phase.RAN
+
+
+class _Stage(Enum):
+    SENT = "sent"
+    RUNNING = "running"
+    ASKED_TO_END = "asked to end"
+    SETTLED = "settled"
+
+
+@dataclass
+class CellExecution:
+    """The life of one execute_request from the moment it was sent.
+
+    ``interrupt_wanted`` says that the host should interrupt the kernel: the cell has been cut and may use its
+    grace to end by itself.
+    """
+
+    msg_id: str
+    times: CellTimes
+    sent_at: float
+    outputs: OutputCollector = field(default_factory=OutputCollector)
+    anomalies: int = field(default=0, init=False)
+    interrupt_wanted: bool = field(default=False, init=False)
+    _stage: _Stage = field(default=_Stage.SENT, init=False)
+    _since: float = field(init=False)
+    _reply: Message | None = field(default=None, init=False)
+    _replied_at: float = field(default=math.inf, init=False)
+    _idle: bool = field(default=False, init=False)
+    _cut: CellStatus | None = field(default=None, init=False)
+    _settlement: Settlement | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self._since = self.sent_at
+
+    @property
+    def settlement(self) -> Settlement | None:
+        """How the cell came out; None while it has not."""
+        return self._settlement
+
+    @property
+    def deadline(self) -> float:
+        """When ``tick`` is due at the latest; infinity while only a message can change anything."""
+        match self._stage:
+            case _Stage.SENT:
+                return self._since + BUSY_GRACE
+            case _Stage.RUNNING if self._reply is not None:
+                return self._replied_at + self.times.idle_grace
+            case _Stage.RUNNING:
+                return math.inf if self.times.timeout is None else self._since + self.times.timeout
+            case _Stage.ASKED_TO_END:
+                return self._since + self.times.interrupt_grace
+            case _Stage.SETTLED:
+                return math.inf
+
+    def receive_iopub(self, message: Message, now: float) -> bool:
+        """Take in a message of the IOPub channel; return whether it belongs to this cell."""
+        if message.parent_id != self.msg_id:
+            return False
+        if self._stage is _Stage.SETTLED:
+            self.anomalies += 1
+        elif message.msg_type != "status":
+            self.outputs.add(message)
+        elif message.content["execution_state"] == "busy":
+            self._start_clock(now)
+        elif message.content["execution_state"] == "idle":
+            self._idle = True
+            self._settle_if_complete()
+        return True
+
+    def receive_reply(self, message: Message, now: float) -> bool:
+        """Take in a message of the shell channel; return whether it is this cell's reply."""
+        if message.parent_id != self.msg_id or message.msg_type != "execute_reply":
+            return False
+        if self._reply is not None or self._stage is _Stage.SETTLED:
+            self.anomalies += 1  # a cell has one reply; a second one is forged
+            return True
+        self._start_clock(now)
+        self._reply = message
+        self._replied_at = now
+        self._settle_if_complete()
+        return True
+
+    def interrupt(self, now: float) -> None:
+        """The caller wants the cell to end."""
+        self._ask_to_end(CellStatus.INTERRUPTED, now)
+
+    def kernel_ended(self, exit_code: int) -> None:
+        """The kernel process is gone; *exit_code* is negative for a signal."""
+        if self._stage is _Stage.SETTLED:
+            return
+        if self._cut is not None:
+            self._settle(self._cut, Fate.END, exit_code=-1)
+        elif self._reply is not None:
+            self._settle_by_reply(self._reply, Fate.END)
+        else:
+            self._settle(CellStatus.DIED, Fate.END, exit_code=exit_code)
+
+    def tick(self, now: float) -> None:
+        """Let time act: start the clock, give up the wait for idle, or cut the cell."""
+        if now < self.deadline:
+            return
+        if self._stage is _Stage.ASKED_TO_END:
+            self._settle(self._cut or CellStatus.TIMED_OUT, Fate.END, exit_code=-1)
+        elif self._reply is not None:
+            self._settle_by_reply(self._reply, Fate.KEEP)
+        elif self._stage is _Stage.SENT:
+            self._start_clock(now)
+        elif self._stage is _Stage.RUNNING:
+            self._ask_to_end(CellStatus.TIMED_OUT, now)
+
+    def _start_clock(self, now: float) -> None:
+        if self._stage is _Stage.SENT:
+            self._stage, self._since = _Stage.RUNNING, now
+
+    def _ask_to_end(self, status: CellStatus, now: float) -> None:
+        if self._stage not in (_Stage.SENT, _Stage.RUNNING):
+            return
+        self._cut = status
+        if self.times.interrupt_grace > 0:
+            self._stage, self._since = _Stage.ASKED_TO_END, now
+            self.interrupt_wanted = True
+        else:
+            self._settle(status, Fate.END, exit_code=-1)
+
+    def _settle_if_complete(self) -> None:
+        if self._reply is None or not self._idle:
+            return
+        if self._cut is not None:
+            self._settle(self._cut, Fate.KEEP, exit_code=-1)
+        else:
+            self._settle_by_reply(self._reply, Fate.KEEP)
+
+    def _settle_by_reply(self, reply: Message, fate: Fate) -> None:
+        exit_code = _exit_code(reply)
+        if exit_code is not None:
+            self._settle(CellStatus.EXITED, Fate.END, exit_code=exit_code)
+            return
+        # The two channels disagree where a repr or a __str__ raises: an error on either is an error.
+        error = self.outputs.error or _error_of(reply)
+        if error is None:
+            self._settle(CellStatus.OK, fate)
+        else:
+            self._settle(CellStatus.ERROR, fate, exit_code=1, error=error)
+
+    def _settle(
+        self, status: CellStatus, fate: Fate, *, exit_code: int = 0, error: CellError | None = None
+    ) -> None:
+        count = None if self._reply is None else self._reply.content.get("execution_count")
+        self._stage = _Stage.SETTLED
+        self._settlement = Settlement(
+            status=status,
+            phase=Phase.RAN,
+            fate=fate,
+            exit_code=exit_code,
+            error=error,
+            execution_count=count,
+            idle_missing=self._reply is not None and not self._idle and fate is Fate.KEEP,
+        )
+
+
+def cut_before_run(status: CellStatus, phase: Phase) -> Settlement:
+    """Return the settlement of a call whose time or whose caller ended it before its code was sent."""
+    return Settlement(status, phase, Fate.KEEP, exit_code=-1)
+
+
+def _exit_code(reply: Message) -> int | None:
+    """The code with which the cell ended its kernel, None if it did not."""
+    hermes = reply.metadata.get("hermes")
+    code = hermes.get("exit_code") if isinstance(hermes, dict) else None
+    if isinstance(code, bool) or not isinstance(code, int):
+        return None
+    return code if -(2**31) <= code < 2**31 else 255
+
+
+def _error_of(reply: Message) -> CellError | None:
+    content = reply.content
+    if content["status"] == "ok":
+        return None
+    if content["status"] == "aborted":
+        return CellError("Aborted", "the kernel did not run this cell", "Aborted: the kernel did not run it")
+    return CellError(content["ename"], content["evalue"], "\n".join(content.get("traceback", ())))

@@ -1,0 +1,99 @@
+"""The registry for threads: each call blocks its thread, and no other."""
+
+import concurrent.futures
+from collections.abc import Callable, Coroutine
+from types import TracebackType
+from typing import Any, Self, TypeVar, Unpack
+
+from ..cell.result import CellResult
+from ..errors import ConfigError, HermesKernelError
+from ..lifecycle.info import KernelInfo
+from ..lifecycle.key import Owner
+from .cut import Cut
+from .manager import HermesKernelManager
+from .options import CallArguments
+from .registry import RegistryBase, _now
+
+T = TypeVar("T")
+
+INTERRUPT_POLL = 0.05  # seconds between two questions whether the caller wants the cell to end
+SETTLE_TIMEOUT = 10.0  # seconds for an interrupted call to settle
+
+
+class BlockingRegistry(RegistryBase):
+    """Owners and their kernels, for threads. Safe from many of them.
+
+    ::
+
+        with BlockingRegistry() as registry:
+            result = registry.execute("6 * 7", owner="conversation-17")
+
+    Keyword arguments: see ``RegistryArguments``. Raises ConfigError for one that cannot be.
+    """
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def execute(
+        self,
+        code: str,
+        *,
+        owner: str | Owner = "",
+        interrupted: Callable[[], bool] | None = None,
+        **arguments: Unpack[CallArguments],
+    ) -> CellResult:
+        """Run one cell on the owner's kernel and return its result, whatever the cell did.
+
+        *interrupted* is asked on the calling thread, before anything is sent and then at least every 50 ms;
+        once it is true the cell is ended. Other keyword arguments: see ``CallArguments``. Raises ConfigError
+        (nothing was started) and KernelStartError. An exception that reaches the waiting thread
+        (KeyboardInterrupt, one of *interrupted*) interrupts the cell and is passed on.
+        """
+        call = self._options.call(code, owner, arguments)
+        if interrupted is not None and not callable(interrupted):
+            raise ConfigError(f"interrupted={interrupted!r} cannot be called; give a function")
+        cut = Cut()
+        if interrupted is not None and interrupted():
+            cut.interrupt()
+        future = self._submit(self._kernels.execute(call, cut))
+        try:
+            if interrupted is None:
+                return future.result()
+            while not concurrent.futures.wait([future], INTERRUPT_POLL).done:
+                if cut.status is None and interrupted():
+                    self._supervisor.call(cut.interrupt)
+            return future.result()
+        except BaseException:
+            if not future.done():
+                self._supervisor.call(cut.interrupt)
+                concurrent.futures.wait([future], SETTLE_TIMEOUT)
+            raise
+
+    def kernels(self) -> tuple[KernelInfo, ...]:
+        """Describe the kernels that exist now."""
+        return self._submit(_now(self._kernels.infos)).result()
+
+    def manager(self, owner: str | Owner) -> HermesKernelManager | None:
+        """Return the manager of the owner's kernel, None if it has none."""
+        who = Owner.of(owner)
+        return self._submit(_now(lambda: self._kernels.manager(who))).result()
+
+    def close_owner(self, owner: str | Owner) -> int:
+        """End the owner's kernels with the cells that run on them; return how many there were."""
+        who = Owner.of(owner)
+        return self._submit(self._kernels.close_where(lambda info: info.owner == who)).result()
+
+    def close(self) -> None:
+        """End every kernel and the supervisor; idempotent, from any thread."""
+        self._supervisor.close()
+
+    def _submit(self, work: Coroutine[Any, Any, T]) -> "concurrent.futures.Future[T]":
+        if self._supervisor.is_current:
+            work.close()
+            raise HermesKernelError("called from the registry's own thread, which would wait for itself")
+        return self._supervisor.submit(work)

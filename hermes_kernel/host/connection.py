@@ -1,0 +1,149 @@
+"""The sockets between a host and one kernel, read on the supervisor's loop.
+
+Sockets are read as soon as they are readable, without a task or a future for each message; a message that
+cannot be read is counted, never raised.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import zmq
+from jupyter_client.session import Session
+from zmq.utils.monitor import parse_monitor_message
+
+from ..cell.message import Message
+
+MAX_MESSAGE = 256 * 1024 * 1024
+"""Bytes of one frame; a kernel that sends more loses its connection (libzmq closes it without a word)."""
+
+_AT_ONCE = 256  # messages read before others get their turn
+_CHANNELS = {"shell": zmq.DEALER, "iopub": zmq.SUB, "control": zmq.DEALER}
+_log = logging.getLogger(__name__)
+
+Receive = Callable[[str, Message], None]
+
+
+class KernelConnection:
+    """The shell, IOPub and control channels of one kernel.
+
+    *receive* is called with the name of the channel and each well-formed message; *disconnected* with the
+    name of a channel whose other end has gone.
+    """
+
+    def __init__(
+        self,
+        context: "zmq.Context[Any]",
+        info: Mapping[str, Any],
+        *,
+        receive: Receive,
+        disconnected: Callable[[str], None],
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._receive = receive
+        self._disconnected = disconnected
+        self.session = Session(
+            key=info["key"].encode(),
+            signature_scheme=info["signature_scheme"],
+            packer="hermes_kernel.wire.pack",
+            unpacker="json",
+        )
+        self.malformed = 0
+        self._sockets: dict[str, zmq.Socket[Any]] = {}
+        self._monitors: dict[str, zmq.Socket[Any]] = {}
+        for channel, kind in _CHANNELS.items():
+            self._connect(context, channel, kind, _address(info, channel))
+
+    def send(self, channel: str, message_type: str, content: dict[str, Any], metadata: dict[str, Any]) -> str:
+        """Send a request without ever blocking; return its msg_id.
+
+        Raises zmq.Again if the kernel does not take messages.
+        """
+        message = self.session.msg(message_type, content, metadata=metadata)
+        self._sockets[channel].send_multipart(self.session.serialize(message), zmq.NOBLOCK)
+        # Sending can make the descriptor forget that there is something to read.
+        self._loop.call_soon(self._read, channel)
+        return str(message["header"]["msg_id"])
+
+    def close(self) -> None:
+        """Close the sockets; idempotent."""
+        for monitored, monitor in self._monitors.items():
+            self._loop.remove_reader(monitor.getsockopt(zmq.FD))
+            self._sockets[monitored].disable_monitor()
+            monitor.close(linger=0)
+        for socket in self._sockets.values():
+            self._loop.remove_reader(socket.getsockopt(zmq.FD))
+            socket.close(linger=0)
+        self._sockets.clear()
+        self._monitors.clear()
+
+    def read_all(self) -> None:
+        """Take in everything that has arrived."""
+        for channel in _CHANNELS:
+            while self._read_once(channel):
+                pass
+
+    def _connect(self, context: "zmq.Context[Any]", channel: str, kind: int, address: str) -> None:
+        socket = context.socket(kind)
+        socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE)
+        if kind == zmq.DEALER:
+            socket.setsockopt(zmq.IDENTITY, self.session.bsession)
+        monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._sockets[channel], self._monitors[channel] = socket, monitor
+        self._loop.add_reader(monitor.getsockopt(zmq.FD), self._read_monitor, channel)
+        self._loop.add_reader(socket.getsockopt(zmq.FD), self._read, channel)
+        if kind == zmq.SUB:
+            socket.setsockopt(zmq.SUBSCRIBE, b"")
+        socket.connect(address)
+        # The descriptor tells of news only to somebody who has looked before and found nothing.
+        self._loop.call_soon(self._read, channel)
+        self._loop.call_soon(self._read_monitor, channel)
+
+    def _read(self, channel: str) -> None:
+        for _ in range(_AT_ONCE):
+            if not self._read_once(channel):
+                return
+        self._loop.call_soon(self._read, channel)
+
+    def _read_once(self, channel: str) -> bool:
+        """Read one message; return whether there was one."""
+        socket = self._sockets.get(channel)
+        if socket is None:  # closed since this was scheduled
+            return False
+        try:
+            frames = socket.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        try:
+            _, parts = self.session.feed_identities(frames)
+            message = Message.parse(self.session.deserialize(parts))
+        except Exception as error:  # noqa: BLE001  # whatever a kernel sends, and however it fails to be read
+            self.malformed += 1
+            _log.warning("unreadable message on %s: %s: %s", channel, type(error).__name__, str(error)[:200])
+            return True
+        try:
+            self._receive(channel, message)
+        except Exception:  # the edge of the loop's callback: the next message must be read
+            _log.exception("taking in a %s on %s", message.msg_type[:50], channel)
+        return True
+
+    def _read_monitor(self, channel: str) -> None:
+        while True:
+            monitor = self._monitors.get(channel)
+            if monitor is None:
+                return
+            try:
+                event = parse_monitor_message(monitor.recv_multipart(zmq.NOBLOCK))
+            except zmq.Again:
+                return
+            if event["event"] == zmq.EVENT_DISCONNECTED:
+                self._disconnected(channel)
+
+
+def _address(info: Mapping[str, Any], channel: str) -> str:
+    port = info[f"{channel}_port"]
+    separator = "-" if info["transport"] == "ipc" else ":"
+    return f"{info['transport']}://{info['ip']}{separator}{port}"
+
+

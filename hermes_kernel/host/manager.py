@@ -1,0 +1,195 @@
+"""The kernel manager: directory, transport, client and interpreter of one kernel, for every Jupyter tool."""
+
+import concurrent.futures
+import os
+import sys
+from typing import Any
+
+import zmq.asyncio
+from jupyter_client.connect import KernelConnectionInfo, port_names
+from jupyter_client.kernelspec import KernelSpec
+from jupyter_client.manager import AsyncKernelManager
+from jupyter_client.session import Session, new_id
+from traitlets import Any as AnyTrait
+from traitlets import Bool, Dict, Float, Instance, Type, Unicode, default
+
+from ..errors import ConfigError, HermesKernelError, KernelStartError
+from ..process import interpreter
+from ..process.environment import EnvPolicy
+from ..process.launch import Launched, Launcher
+from ..process.local import LocalLauncher
+from .client import HermesKernelClient, client_context
+from .provisioner import HermesProvisioner, LaunchTerms
+from .supervised import SupervisedLauncher
+from .supervisor import Supervisor
+
+KERNEL_NAME = "hermes"
+
+
+class HermesKernelManager(AsyncKernelManager):
+    """An AsyncKernelManager whose kernels are ours: scrubbed, private, ended as a whole tree.
+
+    Needs no installed kernel spec and ignores the kernel name that a notebook asks for; ``python`` chooses
+    the interpreter (a path or a name; default: this one). Nothing that it promises runs on the caller's event
+    loop, so it may be started under one ``asyncio.run`` and used under another.
+
+    Raises ConfigError for an interpreter that cannot run a kernel, KernelStartError if the kernel does not
+    come up; then nothing is left of it.
+    """
+
+    python = Unicode(help="The interpreter of the kernel, a path or a name.").tag(config=True)
+    allow_magics = Bool(True, help="Whether %magics, !commands and help? work.").tag(config=True)
+    socket_dir = Unicode(None, allow_none=True, help="Where the sockets are to stand.").tag(config=True)
+    env_policy = Instance(EnvPolicy, ())
+    launcher = AnyTrait(None, help="A Launcher; None = one of its own.")
+    private_cwd = Bool(False, help="Whether a kernel without a directory gets one of its own.")
+    start_timeout = Float(30.0, help="Seconds for the launch to be done.").tag(config=True)
+    options = Dict(help="More of what the kernel is told in its private connection file.")
+
+    client_factory = Type(HermesKernelClient)
+    autorestart = Bool(False, help="Never: a lost state must be said, not replaced.")
+    context = Instance(zmq.asyncio.Context)
+
+    def __init__(self, **kwargs: Any) -> None:
+        # A notebook's own kernel name says how it was written, not who runs it now.
+        kwargs.pop("kernel_name", None)
+        python = kwargs.pop("python", None)
+        super().__init__(**kwargs)
+        self.kernel_name = KERNEL_NAME
+        self.python = interpreter.resolve(python or self.python or None)
+        self._own_supervisor: Supervisor | None = None
+        self._own_launcher: Launcher | None = None
+        self._kept_connection: dict[str, Any] | None = None
+
+    @default("transport")
+    def _default_transport(self) -> str:
+        return "ipc" if sys.platform != "win32" else "tcp"
+
+    @default("context")
+    def _default_context(self) -> zmq.asyncio.Context:
+        self._created_context = True
+        return client_context()
+
+    @default("cache_ports")
+    def _default_cache_ports(self) -> bool:
+        return False
+
+    @default("session")
+    def _default_session(self) -> Session:
+        return Session(parent=self, packer="hermes_kernel.wire.pack", unpacker="json")
+
+    @property
+    def kernel_spec(self) -> KernelSpec:
+        """The kernel spec, built here: nothing has to be installed."""
+        return KernelSpec(
+            argv=[self.python],
+            display_name="Hermes (Python 3)",
+            language="python",
+            interrupt_mode="signal",
+            metadata={"supported_encryption": ["curve"]},
+        )
+
+    @property
+    def launch_terms(self) -> LaunchTerms:
+        """What the provisioner needs to know."""
+        return LaunchTerms(
+            launcher=self._use_launcher(),
+            python=self.python,
+            env_policy=self.env_policy,
+            options={"ends_on_exit": True, "allow_magics": self.allow_magics, **self.options},
+            socket_dir=self.socket_dir,
+            private_cwd=self.private_cwd,
+            connection=self._kept_connection,
+            start_timeout=self.start_timeout,
+        )
+
+    @property
+    def launched(self) -> Launched | None:
+        """The process that was launched, None if there is none."""
+        return self.provisioner.launched if isinstance(self.provisioner, HermesProvisioner) else None
+
+    def client(self, **kwargs: Any) -> HermesKernelClient:
+        """Return a client with a session of its own.
+
+        The kernel routes replies by session: two clients that shared one would take each other's.
+        """
+        if "session" not in kwargs:
+            session = self.session.clone()
+            session.session = new_id()
+            kwargs["session"] = session
+        client: HermesKernelClient = super().client(**kwargs)
+        return client
+
+    async def _async_pre_start_kernel(self, **kwargs: Any) -> Any:
+        if self.provisioner is None:
+            self.kernel_id = self.kernel_id or kwargs.pop("kernel_id", None) or os.urandom(16).hex()
+            self.provisioner = HermesProvisioner(
+                kernel_id=self.kernel_id, kernel_spec=self.kernel_spec, parent=self
+            )
+        elif not isinstance(self.provisioner, HermesProvisioner):
+            raise ConfigError(
+                f"provisioner {type(self.provisioner).__name__}: kernels of this manager are launched by "
+                "HermesProvisioner; leave the provisioner out"
+            )
+        return await super()._async_pre_start_kernel(**kwargs)
+
+    async def _async_start_kernel(self, **kwargs: Any) -> None:
+        """Start the kernel; if that fails nothing is left of it."""
+        self._attempted_start = True
+        self._ready = ready = concurrent.futures.Future()
+        try:
+            command, launch = await self._async_pre_start_kernel(**kwargs)
+            await self._async_launch_kernel(command, **launch)
+            await self._async_post_start_kernel(**launch)
+        except BaseException as error:
+            ready.set_exception(error)
+            await self._async_cleanup_resources()
+            if isinstance(error, HermesKernelError) or not isinstance(error, Exception):
+                raise
+            raise KernelStartError(f"the kernel did not start: {error}") from error
+        ready.set_result(None)
+
+    async def _async_post_start_kernel(self, **kwargs: Any) -> None:
+        """Nothing else to do: the control channel is connected when it is needed."""
+
+    def _reconcile_connection_info(self, info: KernelConnectionInfo) -> None:
+        """Take the connection from the launch: the keys are ours, the addresses were made there."""
+        for name in port_names:
+            setattr(self, name, 0)
+        self.ip = str(info["ip"])
+        self.load_connection_info(info)
+        launched = self.launched
+        if launched is not None:
+            self.connection_file = launched.connection_file
+
+    async def _async_wait(self, pollinterval: float = 0.1) -> None:
+        """Wait for the end of the process, as an event."""
+        if self.provisioner is not None and self.has_kernel:
+            await self.provisioner.wait()
+
+    async def _async_cleanup_resources(self, restart: bool = False) -> None:
+        launched = self.launched
+        self._kept_connection = dict(launched.connection) if restart and launched is not None else None
+        await super()._async_cleanup_resources(restart=restart)
+        if not restart:
+            await self._close_launcher()
+
+    def _use_launcher(self) -> Launcher:
+        if self.launcher is not None:
+            launcher: Launcher = self.launcher
+            return launcher
+        if self._own_launcher is None:
+            self._own_supervisor = Supervisor("hermes-kernel-manager")
+            self._own_launcher = SupervisedLauncher(self._own_supervisor, LocalLauncher())
+        return self._own_launcher
+
+    async def _close_launcher(self) -> None:
+        supervisor, self._own_supervisor, self._own_launcher = self._own_supervisor, None, None
+        if supervisor is not None:
+            await supervisor.aclose()
+
+    # AsyncKernelManager binds its public names when the class is made, so the overridden ones are bound anew.
+    start_kernel = _async_start_kernel
+    pre_start_kernel = _async_pre_start_kernel
+    post_start_kernel = _async_post_start_kernel
+    cleanup_resources = _async_cleanup_resources

@@ -1,0 +1,179 @@
+"""What a registry and a call may be told, checked before anything is started."""
+
+import difflib
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypedDict
+
+from ..errors import ConfigError
+from ..lifecycle.key import KernelKey, Owner
+from ..limits import UNSET, Limits, Unset, checked_time_limit, not_available
+from ..process import interpreter
+from ..process.environment import EnvPolicy, scrub
+from ..process.local import check_cwd
+from ..process.staging import check_socket_dir
+from ..cell.request import CellRequest, CellTimes
+
+
+class RegistryArguments(TypedDict, total=False):
+    """The keyword arguments of a registry.
+
+    ``env_passthrough``: names of variables that the kernels may see besides the safe ones, or a function
+    that says so of a name. ``resolve_env(name, value)`` gives such a variable's value (None: it is left
+    out); both are called on the thread that calls ``execute``. ``bootstrap``: code run before the first cell
+    of every kernel. ``socket_dir``: where the kernels' sockets are to stand.
+    """
+
+    limits: Limits
+    env_passthrough: Iterable[str] | Callable[[str], bool]
+    resolve_env: Callable[[str, str | None], str | None] | None
+    secrets: Iterable[str]
+    allow_magics: bool
+    expose: bool
+    transcript: Any
+    protect_host: bool
+    capture_context: Callable[[], Any] | None
+    clean: Callable[[str], str] | None
+    bootstrap: str | None
+    socket_dir: str | os.PathLike[str] | None
+
+
+class CallArguments(TypedDict, total=False):
+    """The keyword arguments of ``execute``, besides the owner.
+
+    ``timeout`` in seconds, None or 0 = none. ``python``: the interpreter, by path or name. ``cwd``: the
+    working directory; None = one of the kernel's own.
+    """
+
+    tools: Any
+    timeout: float | Unset | None
+    max_tool_calls: int | Unset | None
+    reset: bool
+    pinned: bool
+    python: str | os.PathLike[str] | None
+    cwd: str | os.PathLike[str] | None
+    variant: tuple[str, ...]
+    on_event: Callable[[Any], None] | None
+
+
+_LATER_OF_REGISTRY: dict[str, Any] = {
+    "secrets": (), "expose": False, "transcript": None, "protect_host": False,
+    "capture_context": None, "clean": None,
+}  # fmt: skip
+_LATER_OF_CALL: dict[str, Any] = {
+    "tools": (), "max_tool_calls": UNSET, "reset": False, "pinned": False, "variant": (), "on_event": None,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Call:
+    """One checked call: whose kernel, what to run, and the environment of a kernel that must be started."""
+
+    key: KernelKey
+    request: CellRequest
+    env: Mapping[str, str]
+    env_policy: EnvPolicy
+
+
+@dataclass(frozen=True)
+class RegistryOptions:
+    """The checked arguments of a registry. Raises ConfigError for what cannot be."""
+
+    limits: Limits = field(default_factory=Limits)
+    env_passthrough: tuple[str, ...] | Callable[[str], bool] = ()
+    resolve_env: Callable[[str, str | None], str | None] | None = None
+    allow_magics: bool = True
+    bootstrap: str | None = None
+    socket_dir: str | None = None
+
+    @classmethod
+    def of(cls, arguments: RegistryArguments) -> "RegistryOptions":
+        """Check the arguments of a registry."""
+        given: dict[str, Any] = dict(arguments)
+        _check_names(given, RegistryArguments, _LATER_OF_REGISTRY)
+        limits = given.get("limits")
+        if limits is not None and not isinstance(limits, Limits):
+            raise ConfigError(f"limits is a {type(limits).__name__}; give a Limits")
+        if given.get("socket_dir") is not None:
+            given["socket_dir"] = check_socket_dir(given["socket_dir"])
+        bootstrap = given.get("bootstrap")
+        if bootstrap is not None and not isinstance(bootstrap, str):
+            raise ConfigError(f"bootstrap is a {type(bootstrap).__name__}; give Python source as a string")
+        for name in ("resolve_env",):
+            if given.get(name) is not None and not callable(given[name]):
+                raise ConfigError(f"{name}={given[name]!r} cannot be called; give a function")
+        given["env_passthrough"] = _checked_passthrough(given.get("env_passthrough", ()))
+        return cls(**{key: value for key, value in given.items() if value is not None})
+
+    def call(self, code: str, owner: str | Owner, arguments: CallArguments) -> Call:
+        """Check one call, on the calling thread; raises ConfigError, and nothing was started then."""
+        given: dict[str, Any] = dict(arguments)
+        _check_names(given, CallArguments, _LATER_OF_CALL)
+        cwd = given.get("cwd")
+        key = KernelKey(
+            Owner.of(owner),
+            interpreter.resolve(given.get("python")),
+            None if cwd is None else check_cwd(cwd),
+        )
+        request = CellRequest(code, self._times(given.get("timeout", UNSET)))
+        policy = self._env_policy()
+        return Call(key, request, scrub(os.environ, platform=sys.platform, policy=policy), policy)
+
+    def _times(self, timeout: Any) -> CellTimes:
+        limits = self.limits
+        seconds = limits.timeout if timeout is UNSET else checked_time_limit("timeout", timeout)
+        return CellTimes(
+            timeout=seconds,
+            queue_timeout=seconds if limits.queue_timeout is None else limits.queue_timeout,
+            start_timeout=limits.start_timeout,
+            interrupt_grace=limits.interrupt_grace,
+            idle_grace=limits.idle_grace,
+        )
+
+    def _env_policy(self) -> EnvPolicy:
+        """What passes besides the safe names now: evaluated for each call, frozen when its kernel starts."""
+        allowed = self.env_passthrough
+        names = [name for name in os.environ if allowed(name)] if callable(allowed) else list(allowed)
+        if self.resolve_env is None:
+            return EnvPolicy(frozenset(names))
+        values, withheld = {}, set()
+        for name in names:
+            value = self.resolve_env(name, os.environ.get(name))
+            if value is None:
+                withheld.add(name)
+            elif isinstance(value, str):
+                values[name] = value
+            else:
+                raise ConfigError(
+                    f"resolve_env gave a {type(value).__name__} for {name!r}; give a string or None"
+                )
+        return EnvPolicy(frozenset(names), values, frozenset(withheld))
+
+
+def _checked_passthrough(given: Any) -> tuple[str, ...] | Callable[[str], bool]:
+    if callable(given):
+        function: Callable[[str], bool] = given
+        return function
+    if isinstance(given, str):
+        raise ConfigError(f"env_passthrough={given!r} is one string; give a list of names, or a function")
+    try:
+        names = tuple(given)
+    except TypeError:
+        raise ConfigError(f"env_passthrough={given!r}: give a list of names, or a function") from None
+    for name in names:
+        if not isinstance(name, str) or not name or "=" in name or "\0" in name:
+            raise ConfigError(f"env_passthrough: {name!r} is not the name of a variable")
+    return names
+
+
+def _check_names(given: Mapping[str, Any], known: type, later: Mapping[str, Any]) -> None:
+    names = list(known.__annotations__)
+    for name, value in given.items():
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known are: {', '.join(names)}"
+            raise ConfigError(f"unknown option {name!r}: {hint}")
+        if name in later and value is not later[name] and value != later[name]:
+            raise not_available(name, value)

@@ -1,0 +1,104 @@
+"""The registry for asyncio programs: a thin front over the kernels on the supervisor's loop."""
+
+import asyncio
+import warnings
+from collections.abc import Callable, Coroutine
+from types import TracebackType
+from typing import Any, Self, TypeVar, Unpack
+
+from ..cell.result import CellResult
+from ..lifecycle.info import KernelInfo
+from ..lifecycle.key import Owner
+from ..process.launch import Launcher
+from ..process.local import LocalLauncher
+from .cut import Cut
+from .kernels import OwnedKernels
+from .manager import HermesKernelManager
+from .options import CallArguments, RegistryArguments, RegistryOptions
+from .supervised import SupervisedLauncher
+from .supervisor import Supervisor
+
+T = TypeVar("T")
+
+
+class RegistryBase:
+    """What both fronts share: the options, the supervisor and the kernels on it."""
+
+    def __init__(self, *, _launcher: Launcher | None = None, **arguments: Unpack[RegistryArguments]) -> None:
+        self._options = RegistryOptions.of(arguments)
+        self._supervisor = Supervisor("hermes-kernel-registry")
+        launcher = SupervisedLauncher(self._supervisor, _launcher or LocalLauncher())
+        self._kernels = OwnedKernels(self._supervisor, launcher, self._options)
+
+    def __del__(self) -> None:
+        supervisor = getattr(self, "_supervisor", None)  # absent if the arguments were refused
+        if supervisor is not None and not supervisor.closed:
+            warnings.warn(f"{type(self).__name__} was not closed", ResourceWarning, stacklevel=2)
+            supervisor.abandon()
+
+
+class KernelRegistry(RegistryBase):
+    """Owners and their kernels, for asyncio. Safe from many tasks and loops.
+
+    ::
+
+        async with KernelRegistry() as registry:
+            result = await registry.execute("6 * 7", owner="conversation-17")
+
+    Keyword arguments: see ``RegistryArguments``. Raises ConfigError for one that cannot be.
+    """
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def execute(
+        self, code: str, *, owner: str | Owner = "", **arguments: Unpack[CallArguments]
+    ) -> CellResult:
+        """Run one cell on the owner's kernel and return its result, whatever the cell did.
+
+        Cancelling the awaiting task interrupts the cell. Keyword arguments: see ``CallArguments``. Raises
+        ConfigError (nothing was started) and KernelStartError.
+        """
+        call = self._options.call(code, owner, arguments)
+        cut = Cut()
+        return await self._await(self._kernels.execute(call, cut), cut)
+
+    async def kernels(self) -> tuple[KernelInfo, ...]:
+        """Describe the kernels that exist now."""
+        return await self._await(_now(self._kernels.infos))
+
+    async def manager(self, owner: str | Owner) -> HermesKernelManager | None:
+        """Return the manager of the owner's kernel, None if it has none."""
+        who = Owner.of(owner)
+        return await self._await(_now(lambda: self._kernels.manager(who)))
+
+    async def close_owner(self, owner: str | Owner) -> int:
+        """End the owner's kernels with the cells that run on them; return how many there were."""
+        who = Owner.of(owner)
+        return await self._await(self._kernels.close_where(lambda info: info.owner == who))
+
+    async def close(self) -> None:
+        """End every kernel and the supervisor; idempotent."""
+        await self._supervisor.aclose()
+
+    async def _await(self, work: Coroutine[Any, Any, T], cut: Cut | None = None) -> T:
+        """Await work of the supervisor's. A cancelled caller stays until what it started has settled."""
+        future = asyncio.wrap_future(self._supervisor.submit(work))
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            if cut is not None and not self._supervisor.closed:
+                self._supervisor.call(cut.interrupt)
+                await asyncio.wait([future])
+            if future.done() and not future.cancelled():
+                future.exception()  # looked at: the caller is told that it was cancelled
+            raise
+
+
+async def _now(function: Callable[[], T]) -> T:
+    return function()

@@ -1,0 +1,302 @@
+"""One live kernel as its owner uses it: cells one after another, each to its settlement."""
+
+import asyncio
+import logging
+import math
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import zmq
+
+from ..cell.execution import CellExecution, Settlement
+from ..cell.message import Message
+from ..cell.outputs import OutputCollector, StreamName, stream_end
+from ..cell.request import CellRequest, CellTimes
+from ..cell.status import CellStatus, Fate
+from ..errors import HermesKernelError, KernelStartError
+from ..process.launch import KernelExit, Launched, Launcher
+from .bridge import ToolBridge
+from .connection import KernelConnection
+from .cut import Cut
+from .supervisor import Supervisor
+
+DRAIN = 0.5  # seconds for what a kernel had sent before it ended to arrive
+EXIT_WAIT = 1.0  # seconds for a kernel that said it ends to be gone; a thread of the cell's may hold it up
+END_TIMEOUT = 5.0  # seconds for a killed tree to be gone
+MAX_ANOMALIES = 100  # unreadable or forged messages before the kernel is given up
+PROBE = "None"
+
+_log = logging.getLogger(__name__)
+
+
+class KernelGoneError(HermesKernelError):
+    """The kernel was gone before the code could be sent: nothing has run."""
+
+
+@dataclass(frozen=True)
+class CellOutcome:
+    """A settled cell: how it ended, what it showed, and how the kernel ended if it did."""
+
+    settlement: Settlement
+    outputs: OutputCollector
+    exit: KernelExit | None = None
+    lost_bytes: int = 0
+
+
+class KernelSession:
+    """The connection to one kernel process, from its launch until it is gone.
+
+    It lives on the supervisor's loop. One cell runs at a time: its caller sees to that.
+    """
+
+    def __init__(self, supervisor: Supervisor, launcher: Launcher, launched: Launched, bridge: ToolBridge) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._launcher = launcher
+        self._launched = launched
+        self._bridge = bridge
+        self._execution: CellExecution | None = None
+        self._info_id: str | None = None
+        self._welcomed = False
+        self._answered = False
+        self._degraded: str | None = None
+        self._gone_channels: set[str] = set()
+        self._changed = asyncio.Event()
+        self._positions: dict[StreamName, int] = {"stdout": 0, "stderr": 0}
+        self.foreign_cells = 0
+        self.execution_count = 0
+        self._connection = KernelConnection(
+            supervisor.zmq_context,
+            launched.connection,
+            receive=self._receive,
+            disconnected=self._on_disconnect,
+        )
+        self._exit: asyncio.Task[KernelExit] = asyncio.create_task(
+            launcher.ended(launched.handle), name=f"end of {launched.handle}"
+        )
+        self._exit.add_done_callback(self._wake)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the kernel process is gone."""
+        return self._exit.done()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the kernel has answered."""
+        return self._welcomed and self._answered
+
+    def on_end(self, callback: Callable[[], None]) -> None:
+        """Have *callback* called on the loop when the kernel process is gone."""
+        self._exit.add_done_callback(lambda _: callback())
+
+    @property
+    def degraded(self) -> str | None:
+        """Why the kernel runs on stock paths, as it says itself."""
+        return self._degraded
+
+    async def ready(self, timeout: float, cut: Cut) -> CellStatus | None:
+        """Wait until the kernel answers; return TIMED_OUT or INTERRUPTED if *cut* comes first.
+
+        Raises KernelStartError if it ends before, or does not answer within *timeout* seconds.
+        """
+        self._info_id = self._connection.send("shell", "kernel_info_request", {}, {})
+        deadline = self._loop.time() + timeout
+        while not self.is_ready:
+            if self._exit.done():
+                raise self._start_error("the kernel ended while it started", await self._exit)
+            if cut.status is not None:
+                return cut.status
+            if self._loop.time() >= deadline:
+                raise self._start_error(f"the kernel did not answer within {timeout:g} s", None)
+            await self._wait(deadline, cut)
+        return None
+
+    async def bootstrap(self, code: str, timeout: float, cut: Cut) -> CellStatus | None:
+        """Run code of the host's before the first cell; raises KernelStartError if it fails."""
+        times = CellTimes(timeout, None, timeout, 0, timeout)
+        outcome = await self._execute(code, times, cut, silent=True)
+        status = outcome.settlement.status
+        if status is CellStatus.OK:
+            return None
+        if status is CellStatus.INTERRUPTED:
+            return status
+        error = outcome.outputs.error
+        what = error.traceback if error is not None else f"it ended as {status.value}"
+        raise KernelStartError(f"the bootstrap code failed: {what}", argv=self._launched.argv)
+
+    async def run(self, request: CellRequest, cut: Cut) -> CellOutcome:
+        """Run one cell to its settlement. If its fate is END, the tree is gone when this returns."""
+        token = await self._bridge.open_cell()
+        try:
+            outcome = await self._execute(request.code, request.times, cut, token=token)
+        finally:
+            self._bridge.close_cell(token)
+        settlement = outcome.settlement
+        if settlement.fate is Fate.KEEP and settlement.status in (CellStatus.TIMED_OUT, CellStatus.INTERRUPTED):
+            settlement = await self._prove_alive(settlement, request.times)
+        if settlement.fate is Fate.KEEP and self._connection.malformed > MAX_ANOMALIES:
+            _log.warning("%s sent too much that is no message: its kernel is ended", self._launched.handle)
+            settlement = replace(settlement, fate=Fate.END)
+        if settlement.execution_count is not None:
+            self.execution_count = settlement.execution_count
+        if settlement.fate is Fate.KEEP:
+            return replace(outcome, settlement=settlement)
+        return await self._last_words(settlement, outcome.outputs)
+
+    async def close(self) -> None:
+        """End the kernel and everything of it; idempotent."""
+        await self._launcher.end(self._launched.handle, timeout=END_TIMEOUT)
+        self._exit.cancel()
+        self._connection.close()
+        await self._bridge.close()
+
+    async def interrupt(self) -> None:
+        """Send the kernel a SIGINT."""
+        await self._launcher.signal(self._launched.handle, signal.SIGINT)
+
+    async def _execute(
+        self, code: str, times: CellTimes, cut: Cut, *, silent: bool = False, token: str | None = None
+    ) -> CellOutcome:
+        content = {
+            "code": code,
+            "silent": silent,
+            "store_history": not silent,
+            "user_expressions": {},
+            "allow_stdin": False,
+            "stop_on_error": False,
+        }
+        metadata = {} if token is None else {"hermes": {"token": token}}
+        try:
+            msg_id = self._connection.send("shell", "execute_request", content, metadata)
+        except zmq.Again as error:
+            raise KernelGoneError(f"{self._launched.handle} takes no requests any more") from error
+        execution = CellExecution(msg_id, times, self._loop.time())
+        self._execution = execution
+        try:
+            settlement = await self._settle(execution, cut)
+        finally:
+            self._execution = None
+        return CellOutcome(settlement, execution.outputs)
+
+    async def _settle(self, execution: CellExecution, cut: Cut) -> Settlement:
+        """The one poll of a running cell: messages, the end of the process, the deadline, the caller."""
+        interrupted = False
+        while execution.settlement is None:
+            if self._exit.done():
+                await self._drain()
+                execution.kernel_ended(self._exit.result().exit_code)
+                continue
+            if self._gone_channels:
+                # The process lives but has hung up: it sent more than a frame may have.
+                await self._end_disconnected()
+                continue
+            if cut.status is not None:
+                execution.interrupt(self._loop.time())
+            execution.tick(self._loop.time())
+            if execution.interrupt_wanted and not interrupted:
+                interrupted = True
+                await self.interrupt()
+            if execution.settlement is None:
+                await self._wait(execution.deadline, None if cut.status else cut)
+        return execution.settlement
+
+    async def _prove_alive(self, settlement: Settlement, times: CellTimes) -> Settlement:
+        """A kernel that was interrupted is kept only if it runs another cell."""
+        probe_times = CellTimes(times.interrupt_grace, None, times.start_timeout, 0, times.interrupt_grace)
+        outcome = await self._execute(PROBE, probe_times, Cut(), silent=True)
+        if outcome.settlement.status is CellStatus.OK and not outcome.settlement.idle_missing:
+            return settlement
+        return replace(settlement, fate=Fate.END)
+
+    async def _last_words(self, settlement: Settlement, outputs: OutputCollector) -> CellOutcome:
+        """End the kernel and add to *outputs* what it had written and not sent."""
+        if settlement.status is CellStatus.EXITED:
+            await asyncio.wait({self._exit}, timeout=EXIT_WAIT)
+        ending = asyncio.create_task(self._launcher.end(self._launched.handle, timeout=END_TIMEOUT))
+        done, _ = await asyncio.wait({self._exit}, timeout=END_TIMEOUT)
+        ended = self._exit.result() if done else None
+        lost = 0
+        if ended is not None:
+            for name, end in (("stdout", ended.stdout), ("stderr", ended.stderr)):
+                lost += outputs.add_rest(name, end.total - self._positions[name], end.rest)
+        await ending
+        return CellOutcome(settlement, outputs, ended, lost)
+
+    async def _end_disconnected(self) -> None:
+        """A channel is gone. Most often the process is about to be; one that lives on is of no use."""
+        done, _ = await asyncio.wait({self._exit}, timeout=DRAIN)
+        if not done:
+            _log.warning("%s has hung up: %s", self._launched.handle, ", ".join(self._gone_channels))
+            await self._launcher.end(self._launched.handle, timeout=END_TIMEOUT)
+
+    async def _drain(self) -> None:
+        """Wait until the IOPub channel has been read to its end."""
+        try:
+            async with asyncio.timeout(DRAIN):
+                while "iopub" not in self._gone_channels:
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:  # a child of the kernel holds the socket open
+            _log.info("%s ended, but not its IOPub channel", self._launched.handle)
+        self._connection.read_all()
+
+    async def _wait(self, until: float, cut: Cut | None) -> None:
+        """Wait for a change: a message, the end of the process, the caller's cut, or the time *until*."""
+        if cut is not None:
+            cut.on_change(self._changed.set)
+        timer = None if math.isinf(until) else self._loop.call_at(until, self._changed.set)
+        try:
+            await self._changed.wait()
+        finally:
+            self._changed.clear()
+            if timer is not None:
+                timer.cancel()
+
+    def _wake(self, _: object = None) -> None:
+        self._changed.set()
+
+    def _receive(self, channel: str, message: Message) -> None:
+        now = self._loop.time()
+        execution = self._execution
+        if channel == "iopub":
+            self._receive_iopub(message, execution, now)
+        elif message.msg_type == "kernel_info_reply" and message.parent_id == self._info_id:
+            self._learn(message.content)
+        elif execution is None or not execution.receive_reply(message, now):
+            _log.info("%s answered nothing that was asked: %s", self._launched.handle, message.msg_type[:50])
+        if execution is None or execution.settlement is not None or channel == "shell":
+            self._changed.set()
+
+    def _receive_iopub(self, message: Message, execution: CellExecution | None, now: float) -> None:
+        if message.msg_type == "stream":
+            name: StreamName = message.content["name"]
+            self._positions[name] = max(self._positions[name], stream_end(message) or 0)
+        if message.msg_type == "iopub_welcome":
+            self._welcomed = True
+        elif execution is not None and execution.receive_iopub(message, now):
+            if message.msg_type == "status":
+                self._changed.set()
+        elif message.msg_type == "execute_input":
+            self.foreign_cells += 1
+
+    def _learn(self, content: Mapping[str, Any]) -> None:
+        self._answered = True
+        hermes = content.get("hermes")
+        degraded = hermes.get("degraded") if isinstance(hermes, dict) else None
+        self._degraded = degraded[:500] if isinstance(degraded, str) else None
+
+    def _on_disconnect(self, channel: str) -> None:
+        self._connection.read_all()
+        if self._welcomed:
+            self._gone_channels.add(channel)
+        self._changed.set()
+
+    def _start_error(self, what: str, ended: KernelExit | None) -> KernelStartError:
+        return KernelStartError(
+            what,
+            argv=self._launched.argv,
+            exit_code=None if ended is None else ended.exit_code,
+            log_tail="" if ended is None else ended.log_tail,
+        )

@@ -1,0 +1,41 @@
+"""A launcher that lives on a supervisor's loop, callable from every other one."""
+
+from ..process.launch import Ended, Interpreter, KernelExit, KernelHandle, Launched, Launcher, LaunchSpec
+from .supervisor import Supervisor
+
+
+class SupervisedLauncher:
+    """Passes each call on to the supervisor's loop, and ends the launcher with the supervisor."""
+
+    def __init__(self, supervisor: Supervisor, launcher: Launcher) -> None:
+        self._supervisor = supervisor
+        self._launcher = launcher
+        supervisor.on_close(launcher.close)
+
+    async def probe(self, python: str, *, timeout: float) -> Interpreter:
+        """See Launcher."""
+        return await self._supervisor.run(self._launcher.probe(python, timeout=timeout))
+
+    async def launch(self, spec: LaunchSpec) -> Launched:
+        """See Launcher."""
+        return await self._supervisor.run(self._launcher.launch(spec))
+
+    async def ended(self, handle: KernelHandle) -> KernelExit:
+        """See Launcher."""
+        return await self._supervisor.run(self._launcher.ended(handle))
+
+    def exit_of(self, handle: KernelHandle) -> KernelExit | None:
+        """See Launcher."""
+        return self._launcher.exit_of(handle)
+
+    async def signal(self, handle: KernelHandle, signum: int) -> None:
+        """See Launcher."""
+        await self._supervisor.run(self._launcher.signal(handle, signum))
+
+    async def end(self, handle: KernelHandle, *, timeout: float) -> Ended:
+        """See Launcher."""
+        return await self._supervisor.run(self._launcher.end(handle, timeout=timeout))
+
+    async def close(self) -> None:
+        """See Launcher."""
+        await self._supervisor.run(self._launcher.close())

@@ -1,0 +1,229 @@
+"""The kernel application: builds the state, binds it to a connection file, serves, ends with the right code."""
+
+import json
+import logging
+import os
+import sys
+import threading
+import uuid
+from pathlib import Path
+from typing import Any
+
+# The debugger costs a quarter of the start and is rarely asked for: it is kept out unless it is.
+_DEBUGGER_WANTED = "--HermesKernelApp.debugger=True" in sys.argv
+if not _DEBUGGER_WANTED and "debugpy" not in sys.modules:
+    sys.modules["debugpy"] = None  # type: ignore[assignment]
+    import ipykernel.debugger
+
+    del sys.modules["debugpy"]
+
+import zmq
+from ipykernel.control import ControlThread
+from ipykernel.displayhook import ZMQDisplayHook
+from ipykernel.iostream import IOPubThread
+from ipykernel.kernelapp import IPKernelApp
+from IPython.core.application import BaseIPythonApplication
+from traitlets import Bool, Dict, Type, Unicode
+from traitlets.config import Config
+from zmq.eventloop.zmqstream import ZMQStream
+
+from .ipykernel_seams import PLAIN, reason_for_stock_paths
+from .kernel import HermesKernel
+from .outputs import HermesOutStream, OutputLog
+from .shell import quiet_ipython
+
+
+class NoShellChannelThread:
+    """In the place of the shell channel's thread: there is none, and cells run where they arrive."""
+
+    def __init__(self) -> None:
+        self.parent_thread = threading.current_thread()
+
+    def __bool__(self) -> bool:
+        return False
+
+
+class HermesKernelApp(IPKernelApp):
+    """One kernel process.
+
+    The state (application, kernel, shell) is built without socket, thread or file descriptor; ``bind`` gives
+    it a connection. On stock paths ipykernel's own ``initialize`` does both in its order.
+    """
+
+    name = "hermes-kernel"
+    kernel_class = Type(HermesKernel)
+
+    debugger = Bool(False, help="Whether a debugger can attach (costs start-up time).").tag(config=True)
+    allow_magics = Bool(True, help="Whether %magics, !commands and help? work.").tag(config=True)
+    degraded = Unicode(None, allow_none=True, help="Why the kernel runs on stock paths, if it does.")
+    options = Dict(help="What the host has written into the private connection file.")
+    displayhook: Any = None
+
+    def initialize(self, argv: Any = None) -> None:
+        """Build the kernel and bind it to the connection file of the command line."""
+        self._make_streams()
+        if self.degraded is None:
+            self.build(argv)
+            self.bind()
+        else:
+            super().initialize(argv)
+            self._configure_kernel()
+
+    def build(self, argv: Any = None) -> None:
+        """Make the state: everything that needs no connection."""
+        BaseIPythonApplication.initialize(self, argv)
+        self.init_pdb()
+        self.init_blackhole()
+        self.displayhook = ZMQDisplayHook(self.session, None)
+        self._use_streams()
+        self.kernel = self.kernel_class.instance(
+            parent=self,
+            session=self.session,
+            log=self.log,
+            profile_dir=self.profile_dir,
+            user_ns=self.user_ns,
+        )
+        self.displayhook.get_execution_count = lambda: self.kernel.execution_count
+        self.init_path()
+        self.init_shell()
+        self.init_gui_pylab()
+        self.init_extensions()
+        self.init_code()
+
+    def bind(self) -> None:
+        """Connect the state to the sockets that the connection file names."""
+        self.session.session = str(uuid.uuid4())
+        self.session.pid = os.getpid()
+        self.kernel.ident = str(uuid.uuid4())
+        self.init_connection_file()
+        self.init_poller()
+        self.init_sockets()
+        self.init_heartbeat()
+        self.write_connection_file()
+        self.log_connection_info()
+        self.init_io()
+        self.init_signal()
+        self._bind_kernel()
+        self._configure_kernel()
+        sys.stdout.flush()
+
+    def init_connection_file(self) -> None:
+        """Load the connection file and what the host has added to it."""
+        super().init_connection_file()
+        try:
+            info = json.loads(Path(self.abs_connection_file).read_text(encoding="utf-8"))
+        except FileNotFoundError:  # started by hand: ipykernel makes one
+            return
+        self.options = info.get("hermes", {})
+
+    def init_poller(self) -> None:
+        """End with the parent process, which is the host until a warden takes its place."""
+        self.parent_handle = os.getppid()
+        super().init_poller()
+
+    def init_control(self, context: Any) -> None:
+        """Make the control channel; the shell channel gets no thread of its own."""
+        if self.degraded is not None or self.debugger:
+            super().init_control(context)
+            return
+        self.control_socket = context.socket(zmq.ROUTER)
+        self.control_socket.linger = 1000
+        self._apply_curve_server_options(self.control_socket)
+        self.control_port = self._bind_socket(self.control_socket, self.control_port)
+        self.control_socket.router_handover = 1
+        self.control_thread = ControlThread(daemon=True)
+        self.shell_channel_thread = NoShellChannelThread()
+
+    def init_iopub(self, context: Any) -> None:
+        """Make the IOPub channel, without a TCP port for forked children: they write to the descriptors."""
+        if self.degraded is not None:
+            super().init_iopub(context)
+            return
+        self.iopub_socket = context.socket(zmq.XPUB)
+        self.iopub_socket.linger = 1000
+        self.iopub_socket.sndhwm = 0  # a slow reader must not lose output or the idle status
+        self._apply_curve_server_options(self.iopub_socket)
+        self.iopub_port = self._bind_socket(self.iopub_socket, self.iopub_port)
+        self.configure_tornado_logger()
+        self.iopub_thread = IOPubThread(self.iopub_socket, pipe=False, session=self.session)
+        self.iopub_thread.start()
+        self.iopub_socket = self.iopub_thread.background_socket
+
+    def init_io(self) -> None:
+        """Let the streams and the display hook speak to the IOPub channel."""
+        if self.displayhook is None:
+            self.displayhook = ZMQDisplayHook(self.session, self.iopub_socket)
+        self.displayhook.pub_socket = self.iopub_socket
+        directory = Path(self.abs_connection_file).parent
+        old_stderr = self.output_log.bind(self.session, self.iopub_thread, directory, self._streams)
+        self._log_to(old_stderr)
+        self._use_streams()
+        self.patch_io()
+
+    def _make_streams(self) -> None:
+        self.degraded = reason_for_stock_paths()
+        self.output_log = OutputLog(wait=self.degraded is not None)
+        self._streams = [HermesOutStream(self.output_log, "stdout"), HermesOutStream(self.output_log, "stderr")]
+
+    def _use_streams(self) -> None:
+        sys.stdout, sys.stderr = self._streams
+        sys.displayhook = self.displayhook
+
+    def _bind_kernel(self) -> None:
+        """Give the kernel its channels and start the threads that serve them."""
+        kernel, shell = self.kernel, self.kernel.shell
+        loop = self.control_thread.io_loop
+        kernel.control_stream = ZMQStream(self.control_socket, loop)
+        if self.debugger:
+            kernel.debugpy_stream = ZMQStream(self.debugpy_socket, loop)
+            kernel.debug_shell_socket = self.debug_shell_socket
+        self.control_thread.start()
+        kernel.control_thread = self.control_thread
+        kernel.shell_channel_thread = NoShellChannelThread()
+        kernel.shell_stream = ZMQStream(self.shell_socket)
+        kernel.stdin_socket = self.stdin_socket
+        kernel.iopub_thread = self.iopub_thread
+        kernel.iopub_socket = self.iopub_socket
+        kernel.record_ports({f"{name}_port": port for name, port in self._ports.items()})
+        for publisher in (shell.displayhook, shell.display_pub):
+            publisher.session = self.session
+            publisher.pub_socket = self.iopub_socket
+        shell.displayhook.topic = kernel._topic("execute_result")
+
+    def _configure_kernel(self) -> None:
+        """Apply what the host has asked for."""
+        if not self.options.get("allow_magics", self.allow_magics):
+            self.kernel.shell.forbid_magics()
+        self.kernel.ends_on_exit = bool(self.options.get("ends_on_exit", False))
+
+    def _log_to(self, descriptor: int) -> None:
+        """Let log messages go where stderr went before it was captured, not into a cell."""
+        file = open(descriptor, "w", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115  # as long as the process
+        for logger in (self.log, logging.getLogger(), logging.getLogger("tornado")):
+            for handler in logger.handlers:
+                if type(handler) is logging.StreamHandler:
+                    handler.setStream(file)
+
+
+def configuration() -> Config:
+    """Return how our kernels differ from stock in ipykernel's own options."""
+    config = Config()
+    config.Session.packer = "hermes_kernel.wire.pack"
+    config.HistoryManager.enabled = False
+    config.InteractiveShell.cache_size = 0  # Out would keep every value of the conversation alive
+    config.InteractiveShell.colors = "nocolor"
+    config.IPKernelApp.parent_handle = os.getppid()
+    if reason_for_stock_paths() is None:
+        config.HermesKernel._execute_sleep = 0.0
+    return config
+
+
+def main(argv: list[str]) -> int:
+    """Run a kernel until it is told to end; return the process's exit code."""
+    quiet_ipython()
+    app = HermesKernelApp.instance(config=configuration())
+    app.initialize(argv)
+    os.environ.pop(PLAIN, None)
+    app.start()
+    sys.stdout.flush()
+    return int(app.kernel.exit_code)

@@ -1,0 +1,140 @@
+"""The kernel: ipykernel's, with a reply for every cell, exit codes and an interrupt that wakes an await."""
+
+import os
+import signal
+import socket
+import sys
+import threading
+import traceback
+from typing import Any
+
+from ipykernel.ipkernel import IPythonKernel
+from IPython.core.error import StdinNotImplementedError
+from traitlets import Bool, Instance, Type, default
+
+from .outputs import OutputLog
+from .shell import CellCompiler, HermesShell, safe_str
+
+NOBODY = (
+    "nobody can answer: this code runs for a program, without a terminal. "
+    "Put what you would type into the code."
+)
+
+
+class HermesKernel(IPythonKernel):
+    """The kernel of one owner."""
+
+    implementation = "hermes_kernel"
+    shell_class = Type(HermesShell)
+    compiler_class = Type(CellCompiler)
+
+    ends_on_exit = Bool(False, help="Whether SystemExit in a cell ends the kernel.").tag(config=True)
+    output_log = Instance(OutputLog)
+
+    exit_code = 0
+    """What the process is to end with."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._pid = os.getpid()
+        sys.breakpointhook = self.breakpoint
+
+    @default("output_log")
+    def _default_output_log(self) -> OutputLog:
+        log: OutputLog = self.parent.output_log
+        return log
+
+    @property
+    def _supports_kernel_subshells(self) -> bool:
+        return bool(self.shell_channel_thread)
+
+    @property
+    def kernel_info(self) -> dict[str, Any]:
+        """What a client is told; the host learns from it how the kernel runs."""
+        info: dict[str, Any] = super().kernel_info
+        return {**info, "hermes": {"degraded": self.parent.degraded}}
+
+    def start(self) -> None:
+        """Begin to serve."""
+        super().start()
+        self._wake_on_signals()
+
+    async def execute_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
+        """Run one cell on whole output descriptors."""
+        self.output_log.repair()
+        await super().execute_request(stream, ident, parent)
+
+    async def do_execute(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Run the code. Whatever it does there is a reply, and a forked child of it never comes back here."""
+        try:
+            reply: dict[str, Any] = await super().do_execute(*args, **kwargs)
+        except Exception as error:  # noqa: BLE001  # the edge of a cell: without a reply its caller waits for ever
+            self.log.error("a cell broke its own report", exc_info=True)
+            reply = _broken_report(error, self.execution_count)
+        if os.getpid() != self._pid:
+            sys.stdout.flush()
+            os._exit(0)
+        self.output_log.repair()
+        if self.shell.exit_code is not None and self.ends_on_exit:
+            self.exit_code = self.shell.exit_code
+            # Nothing is awaited until the reply and the idle status are on their way.
+            self.io_loop.add_callback(self.io_loop.stop)
+        return reply
+
+    def finish_metadata(self, parent: Any, metadata: dict[str, Any], reply_content: Any) -> dict[str, Any]:
+        """Add the exit code to the reply of a cell that ends the kernel."""
+        metadata = super().finish_metadata(parent, metadata, reply_content)
+        if self.shell.exit_code is not None and self.ends_on_exit:
+            metadata["hermes"] = {"exit_code": self.shell.exit_code}
+        return metadata
+
+    def raw_input(self, prompt: object = "") -> str:
+        """Ask the client, or say at once that nobody is there."""
+        if not self._allow_stdin:
+            raise StdinNotImplementedError(f"input() was called, but {NOBODY}")
+        answer: str = super().raw_input(safe_str(prompt))
+        return answer
+
+    def getpass(self, prompt: str = "", stream: Any = None, **kwargs: Any) -> str:
+        """Ask the client for a password, or say at once that nobody is there."""
+        if not self._allow_stdin:
+            raise StdinNotImplementedError(f"getpass() was called, but {NOBODY}")
+        answer: str = super().getpass(prompt, stream, **kwargs)
+        return answer
+
+    def breakpoint(self, *args: Any, **kwargs: Any) -> Any:
+        """``breakpoint()``: a debugger for a client that answers, or say at once that nobody is there."""
+        if not self._allow_stdin and "PYTHONBREAKPOINT" not in os.environ:
+            raise StdinNotImplementedError(f"breakpoint() was called, but {NOBODY}")
+        return sys.__breakpointhook__(*args, **kwargs)
+
+    def _wake_on_signals(self) -> None:
+        """Have a signal wake the event loop, so that an interrupt reaches a cell that awaits.
+
+        ipykernel's handler schedules the cancellation without waking the loop, which then sleeps on.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            return
+        self._wake_reader, self._wake_writer = socket.socketpair()
+        self._wake_reader.setblocking(False)
+        self._wake_writer.setblocking(False)
+        signal.set_wakeup_fd(self._wake_writer.fileno(), warn_on_full_buffer=False)
+        self.io_loop.add_handler(self._wake_reader.fileno(), self._on_wake, self.io_loop.READ)
+
+    def _on_wake(self, descriptor: Any, events: Any) -> None:
+        try:
+            self._wake_reader.recv(4096)
+        except BlockingIOError:  # somebody has read it already
+            pass
+
+
+def _broken_report(error: Exception, execution_count: int | None) -> dict[str, Any]:
+    return {
+        "status": "error",
+        "ename": type(error).__name__,
+        "evalue": safe_str(error),
+        "traceback": traceback.format_exception_only(type(error), error),
+        "execution_count": (execution_count or 1) - 1,
+        "user_expressions": {},
+        "payload": [],
+    }

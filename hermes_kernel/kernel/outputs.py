@@ -1,0 +1,393 @@
+"""What the kernel process writes, on its way to IOPub: in order, complete, and saved if the process dies.
+
+Both standard streams share one log, so that what is written alternately arrives alternately. What Python
+code writes is kept here until it is sent; what children and C code write to the file descriptors 1 and 2
+goes through a pipe, which is emptied before a flush, so that it lands in the cell that wrote it.
+"""
+
+import codecs
+import contextvars
+import io
+import logging
+import mmap
+import os
+import select
+import struct
+import threading
+from pathlib import Path
+from typing import Any, Protocol
+
+from jupyter_client.session import Session, extract_header
+
+FLUSH_INTERVAL = 0.2  # seconds until text that nobody flushes is sent
+SEND_AT = 256 * 1024  # characters that are sent without waiting for the interval
+CHUNK = 1024 * 1024  # characters of one message: a frame must stay far below what a client accepts
+FLUSH_TIMEOUT = 10.0  # seconds that a waiting flush waits for the IOPub thread
+READ_SIZE = 256 * 1024
+PIPE_SIZE = 1024 * 1024
+
+_F_SETPIPE_SZ = 1031  # Linux; Python has the name from 3.10 on, but not on every platform
+_log = logging.getLogger(__name__)
+
+
+class IOPub(Protocol):
+    """The part of ipykernel's IOPubThread that we use."""
+
+    io_loop: Any
+    thread: threading.Thread
+
+    def schedule(self, f: Any) -> None:
+        """Run *f* on the thread, after all that was scheduled before."""
+
+
+class Rest:
+    """The end of a stream in a file that outlives the process, for what could not be sent any more.
+
+    The file holds the number of bytes written so far (8 bytes, little endian) and a ring of the last ones.
+    The host reads it when the process is gone, and finds what no message has brought it.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self.total = 0
+        self._map: mmap.mmap | None = None
+        self._size = 0
+        if path is not None:
+            self._open(path)
+
+    def _open(self, path: Path) -> None:
+        try:
+            with open(path, "r+b") as file:
+                self._map = mmap.mmap(file.fileno(), 0)
+        except (OSError, ValueError) as error:  # started by hand, without a directory of ours
+            _log.info("output of a kernel that dies will not be saved: %s", error)
+            return
+        self._size = len(self._map) - 8
+
+    def add(self, data: bytes) -> None:
+        """Note what was written."""
+        start = self.total
+        self.total += len(data)
+        if self._map is None:
+            return
+        data = data[-self._size :]
+        at = 8 + (self.total - len(data)) % self._size
+        room = 8 + self._size - at
+        self._map[at : at + min(room, len(data))] = data[:room]
+        if len(data) > room:
+            self._map[8 : 8 + len(data) - room] = data[room:]
+        # Last: a process that dies in between has not written.
+        if start != self.total:
+            struct.pack_into("<Q", self._map, 0, self.total)
+
+
+class _Segment:
+    """Text of one stream and one cell, not sent yet."""
+
+    __slots__ = ("buffer", "end", "name", "parent", "start")
+
+    def __init__(self, name: str, parent: dict[str, Any], start: int) -> None:
+        self.name = name
+        self.parent = parent
+        self.buffer = io.StringIO()
+        self.start = start
+        self.end = start
+
+
+class OutputLog:
+    """The order of everything that the process writes, and the way out of it.
+
+    ``wait`` = a flush waits until the IOPub thread has sent (stock behaviour); else a flush hands over in
+    the calling thread, which is enough: the idle status is handed over after it.
+    """
+
+    def __init__(self, *, wait: bool = False) -> None:
+        self._wait = wait
+        self._lock = threading.RLock()
+        self._segments: list[_Segment] = []
+        self._pending = 0
+        self._flush_due = False
+        self._forked = False
+        self._session: Session | None = None
+        self._iopub: IOPub | None = None
+        self._rests = {"stdout": Rest(None), "stderr": Rest(None)}
+        self._pipes: list[_DescriptorPipe] = []
+        os.register_at_fork(after_in_child=self._after_fork)
+
+    def bind(self, session: Session, iopub: IOPub, directory: Path | None, streams: "list[HermesOutStream]") -> int:
+        """Begin to send, and to read the file descriptors 1 and 2; return a descriptor of the old output."""
+        self._session, self._iopub = session, iopub
+        if directory is not None:
+            self._rests = {name: Rest(directory / f"{name}.rest") for name in self._rests}
+        old = os.dup(2)
+        if hasattr(os, "fork"):
+            self._pipes = [_DescriptorPipe(stream) for stream in streams]
+        return old
+
+    def write(self, name: str, text: str, parent: dict[str, Any]) -> None:
+        """Take in text of a stream, written by the cell whose request has the header *parent*."""
+        try:
+            data = text.encode("utf-8")
+        except UnicodeEncodeError:  # a lone surrogate is no text for anybody else
+            data = text.encode("utf-8", "backslashreplace")
+            text = data.decode("utf-8")
+        if self._forked:
+            _write_all(1 if name == "stdout" else 2, data)
+            return
+        with self._lock:
+            rest = self._rests[name]
+            segment = self._segments[-1] if self._segments else None
+            if segment is None or segment.name != name or segment.parent is not parent:
+                segment = _Segment(name, parent, rest.total)
+                self._segments.append(segment)
+            segment.buffer.write(text)
+            rest.add(data)
+            segment.end = rest.total
+            self._pending += len(text)
+            if self._pending >= SEND_AT:
+                self._send()
+            elif not self._flush_due:
+                self._flush_later()
+
+    def flush(self) -> None:
+        """Hand everything that was written before this call to the IOPub thread."""
+        if self._forked:
+            return
+        for pipe in self._pipes:
+            pipe.drain()
+        self._send()
+        iopub = self._iopub
+        if self._wait and iopub is not None and iopub.thread.is_alive():
+            if threading.current_thread() is iopub.thread:
+                return
+            sent = threading.Event()
+            iopub.schedule(sent.set)
+            if not sent.wait(FLUSH_TIMEOUT):
+                _log.warning("the IOPub thread did not send within %s s", FLUSH_TIMEOUT)
+
+    def repair(self) -> None:
+        """Reopen the descriptors 1 and 2 if a cell has closed them."""
+        for pipe in self._pipes:
+            pipe.repair()
+
+    def _flush_later(self) -> None:
+        iopub = self._iopub
+        if iopub is None:
+            return
+        self._flush_due = True
+        iopub.schedule(lambda: iopub.io_loop.call_later(FLUSH_INTERVAL, self._send))
+
+    def _send(self) -> None:
+        with self._lock:
+            self._flush_due = False
+            if self._session is None or self._iopub is None:
+                return
+            segments, self._segments, self._pending = self._segments, [], 0
+            for segment in segments:
+                self._send_segment(self._session, self._iopub, segment)
+
+    def _send_segment(self, session: Session, iopub: IOPub, segment: _Segment) -> None:
+        text = segment.buffer.getvalue()
+        at = segment.start
+        for first in range(0, len(text), CHUNK):
+            chunk = text[first : first + CHUNK]
+            last = first + CHUNK >= len(text)
+            at = segment.end if last else at + len(chunk.encode("utf-8"))
+            message = session.msg(
+                "stream",
+                {"name": segment.name, "text": chunk},
+                parent=segment.parent,
+                metadata={"hermes": {"end": at}},
+            )
+            session.send(iopub, message, ident=b"stream." + segment.name.encode())  # type: ignore[arg-type]
+
+    def _after_fork(self) -> None:
+        """In a forked child: it has no threads and must not speak for the kernel; it writes to the pipe."""
+        self._forked = True
+        self._lock = threading.RLock()
+        self._segments = []
+
+
+class HermesOutStream(io.TextIOBase):
+    """``sys.stdout`` or ``sys.stderr`` of a kernel.
+
+    It cannot be closed: a cell that closes it has flushed it. ``fileno`` is a descriptor that is captured,
+    so a child that is given the stream writes into the cell too.
+    """
+
+    encoding = "utf-8"  # type: ignore[assignment]
+    errors = "backslashreplace"  # type: ignore[assignment]
+
+    def __init__(self, log: OutputLog, name: str) -> None:
+        self._output_log = log
+        self.name = name
+        self._parent: contextvars.ContextVar[dict[str, Any]] = contextvars.ContextVar(f"{name}_parent")
+        self._latest_parent: dict[str, Any] = {}
+        self._binary = _BinaryOutput(self)
+
+    @property
+    def parent_header(self) -> dict[str, Any]:
+        """The header of the request that what is written now belongs to."""
+        return self._parent.get(self._latest_parent)
+
+    @property
+    def latest_parent(self) -> dict[str, Any]:
+        """The header of the cell that started last."""
+        return self._latest_parent
+
+    def set_parent(self, parent: dict[str, Any]) -> None:
+        """Say whose output follows, for this context and for threads that have none of their own."""
+        self._latest_parent = extract_header(parent)
+        self._parent.set(self._latest_parent)
+
+    def set_thread_parent(self, parent: dict[str, Any]) -> "contextvars.Token[dict[str, Any]]":
+        """Say whose output follows in this context alone; returns the token for ``reset_thread_parent``."""
+        return self._parent.set(extract_header(parent))
+
+    def reset_thread_parent(self, token: "contextvars.Token[dict[str, Any]]") -> None:
+        """Undo one ``set_thread_parent``."""
+        self._parent.reset(token)
+
+    def write(self, text: str) -> int:
+        """Write text; returns its length in characters."""
+        if not isinstance(text, str):
+            raise TypeError(f"write() argument must be str, not {type(text).__name__}")
+        self._output_log.write(self.name, text, self.parent_header)
+        return len(text)
+
+    def flush(self) -> None:
+        """Send what was written."""
+        self._output_log.flush()
+
+    def close(self) -> None:
+        """Flush. The stream belongs to the kernel, which writes to it after the cell."""
+        self.flush()
+
+    @property
+    def buffer(self) -> "_BinaryOutput":
+        """The stream for bytes."""
+        return self._binary
+
+    def reconfigure(self, **options: Any) -> None:
+        """Accept what a script asks of a text stream; this one is UTF-8 and unbuffered enough."""
+
+    def fileno(self) -> int:
+        """Return the descriptor that belongs to this stream."""
+        return 1 if self.name == "stdout" else 2
+
+    def isatty(self) -> bool:
+        """Nobody types here."""
+        return False
+
+    def readable(self) -> bool:
+        """It cannot be read."""
+        return False
+
+    def writable(self) -> bool:
+        """It can be written."""
+        return True
+
+    def __del__(self) -> None:
+        # io.IOBase would call close() when the interpreter ends, where nothing can be sent any more.
+        return
+
+
+class _BinaryOutput(io.RawIOBase):
+    """``sys.stdout.buffer``: bytes are decoded as they come; what is not UTF-8 becomes an escape."""
+
+    def __init__(self, text: HermesOutStream) -> None:
+        self._text = text
+        self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
+
+    def write(self, data: Any) -> int:
+        raw = bytes(data)
+        self._text.write(self._decoder.decode(raw))
+        return len(raw)
+
+    def flush(self) -> None:
+        self._text.flush()
+
+    def close(self) -> None:
+        self._text.flush()
+
+    def fileno(self) -> int:
+        return self._text.fileno()
+
+    def writable(self) -> bool:
+        return True
+
+    def __del__(self) -> None:
+        return
+
+
+class _DescriptorPipe:
+    """A pipe in the place of file descriptor 1 or 2, read by a thread and, before a flush, by whoever flushes."""
+
+    def __init__(self, stream: HermesOutStream) -> None:
+        self._stream = stream
+        self._number = stream.fileno()
+        self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
+        self._lock = threading.Lock()
+        self._read_end, self._write_end = os.pipe()
+        os.set_blocking(self._read_end, False)
+        self._enlarge()
+        os.dup2(self._write_end, self._number)
+        os.register_at_fork(after_in_child=self._after_fork)
+        self._thread = threading.Thread(target=self._watch, name=f"hermes-fd-{self._number}", daemon=True)
+        self._thread.start()
+
+    def drain(self) -> None:
+        """Take in all that is in the pipe now."""
+        with self._lock:
+            while self._read_once():
+                pass
+
+    def repair(self) -> None:
+        """Put the pipe back if the descriptor was closed. One that a cell has redirected stays as it is."""
+        try:
+            os.fstat(self._number)
+        except OSError:
+            try:
+                os.dup2(self._write_end, self._number)
+            except OSError as error:  # the cell has closed this one too
+                _log.warning("descriptor %d is closed for good: %s", self._number, error)
+
+    def _watch(self) -> None:
+        poll = select.poll()
+        poll.register(self._read_end, select.POLLIN)
+        while True:
+            events = poll.poll()
+            if events[0][1] & ~select.POLLIN:  # a cell has closed our end
+                _log.warning("descriptor %d is not captured any more", self._number)
+                return
+            with self._lock:
+                self._read_once()
+
+    def _read_once(self) -> bool:
+        try:
+            data = os.read(self._read_end, READ_SIZE)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            _log.warning("descriptor %d is not captured any more: %s", self._number, error)
+            return False
+        text = self._decoder.decode(data)
+        if text:
+            self._stream._output_log.write(self._stream.name, text, self._stream.latest_parent)
+        return len(data) == READ_SIZE
+
+    def _enlarge(self) -> None:
+        """Ask for a roomy pipe: code that writes while it holds the GIL fills a small one and stands still."""
+        try:
+            import fcntl
+
+            fcntl.fcntl(self._write_end, _F_SETPIPE_SZ, PIPE_SIZE)
+        except (ImportError, OSError) as error:  # not Linux, or over the user's quota of pipe memory
+            _log.info("the pipe of descriptor %d keeps its size: %s", self._number, error)
+
+    def _after_fork(self) -> None:
+        self._lock = threading.Lock()
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]

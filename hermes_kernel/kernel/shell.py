@@ -1,0 +1,166 @@
+"""The IPython shell of a kernel: plain tracebacks, no colour, and an end that is an end."""
+
+import os
+import sys
+import traceback
+import warnings
+from typing import Any
+
+from ipykernel.zmqshell import ZMQInteractiveShell
+from IPython.core.autocall import ExitAutocall
+from IPython.core.compilerop import CachingCompiler
+from IPython.core.error import UsageError
+
+_OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+class CellCompiler(CachingCompiler):
+    """Names each cell after its number, so that a traceback says where to look.
+
+    The name does not depend on the source, which need not be encodable.
+    """
+
+    def get_code_name(self, raw_code: str, transformed_code: str, number: int) -> str:
+        """Return the file name of a cell."""
+        return f"<cell {number}>"
+
+
+class EndOfKernel(ExitAutocall):
+    """``exit`` and ``quit``: raise SystemExit, as they do in any Python."""
+
+    rewrite = False
+
+    def __call__(self, code: object = None) -> None:
+        """End the kernel with *code*."""
+        raise SystemExit(code)
+
+
+class HermesShell(ZMQInteractiveShell):
+    """The shell in which the cells run."""
+
+    exit_code: int | None = None
+    """What the last cell ended with if it raised SystemExit; None if it did not."""
+
+    def init_environment(self) -> None:
+        """Tell programs that nobody watches: no pager, no colour."""
+        for name, value in (("PAGER", "cat"), ("GIT_PAGER", "cat"), ("NO_COLOR", "1")):
+            os.environ.setdefault(name, value)
+
+    def init_user_ns(self) -> None:
+        """Put ``exit`` and ``quit`` of our own into the namespace."""
+        super().init_user_ns()
+        end = EndOfKernel(self)
+        self.user_ns.update(exit=end, quit=end)
+        self.user_ns_hidden.update(exit=end, quit=end)
+
+    def forbid_magics(self) -> None:
+        """Take cells as plain Python: ``%``, ``!`` and ``?`` are syntax errors."""
+        self.automagic = False
+        manager = self.input_transformer_manager
+        magic = {"cell_magic"}
+        manager.cleanup_transforms = [
+            t for t in manager.cleanup_transforms if getattr(t, "__name__", "") not in magic
+        ]
+        manager.line_transforms = [
+            t for t in manager.line_transforms if getattr(t, "__name__", "") not in magic
+        ]
+        manager.token_transformers = []
+
+    async def run_cell_async(self, *args: Any, **kwargs: Any) -> Any:
+        """Run a cell; note how it ended, and let no exception of the cell's break its own report."""
+        self.exit_code = None
+        result = await super().run_cell_async(*args, **kwargs)
+        error = result.error_in_exec
+        if isinstance(error, SystemExit):
+            self.exit_code = exit_code_of(error)
+        if error is not None:
+            result.error_in_exec = printable(error)
+        return result
+
+    def showtraceback(
+        self,
+        exc_tuple: Any = None,
+        filename: str | None = None,
+        tb_offset: int | None = None,
+        exception_only: bool = False,
+        running_compiled_code: bool = False,
+    ) -> None:
+        """Show the current exception as Python does, without our frames and IPython's."""
+        etype, value, tb = self._get_exc_info(exc_tuple)
+        if isinstance(value, SystemExit) and self._ends_kernel():
+            if value.code is not None and not isinstance(value.code, int):
+                print(safe_str(value.code), file=sys.stderr)
+            return
+        if isinstance(value, UsageError):
+            self._showtraceback(etype, value, [f"UsageError: {safe_str(value)}"])
+            return
+        self._showtraceback(etype, value, plain_traceback(value, tb))
+
+    def showsyntaxerror(self, filename: str | None = None, running_compiled_code: bool = False) -> None:
+        """Show the current SyntaxError; it has no frames of the cell's."""
+        etype, value, _ = self._get_exc_info(None)
+        self._showtraceback(etype, value, plain_traceback(value, None))
+
+    def _showtraceback(self, etype: type, evalue: BaseException, stb: list[str]) -> None:
+        super()._showtraceback(etype, printable(evalue), stb)
+
+    def _ends_kernel(self) -> bool:
+        return bool(self.kernel.ends_on_exit)
+
+
+def exit_code_of(end: SystemExit) -> int:
+    """Return the exit code that Python itself would end with."""
+    code = end.code
+    if code is None:
+        return 0
+    return int(code) if isinstance(code, int) else 1
+
+
+def safe_str(value: object) -> str:
+    """Return ``str(value)``, or a sentence if that raises."""
+    try:
+        return str(value)
+    except Exception:  # noqa: BLE001  # code of the cell's: it may raise anything
+        return f"<str() of {type(value).__name__} failed>"
+
+
+def printable(error: BaseException) -> BaseException:
+    """Return *error*, or one of the same name that can be turned into text if it cannot."""
+    try:
+        str(error)
+    except Exception:  # noqa: BLE001  # code of the cell's: it may raise anything
+        stand_in = type(type(error).__name__, (Exception,), {"__module__": type(error).__module__})
+        return stand_in(safe_str(error))  # type: ignore[no-any-return]
+    return error
+
+
+def plain_traceback(error: BaseException, tb: Any) -> list[str]:
+    """Return the traceback as lines: as Python prints it, without the frames that run the cell for us."""
+    report = traceback.TracebackException(type(error), error, tb, compact=True)
+    pending: list[Any] = [report]
+    while pending:
+        part = pending.pop()
+        _leave_cell_frames(part.stack)
+        linked = (part.__cause__, part.__context__, *(getattr(part, "exceptions", None) or ()))
+        pending.extend(link for link in linked if link is not None)
+    return "".join(report.format()).rstrip("\n").split("\n")
+
+
+def _leave_cell_frames(stack: "traceback.StackSummary") -> None:
+    while stack and _is_machinery(stack[0].filename):
+        del stack[0]
+    while stack and _is_kernel(stack[-1].filename):
+        del stack[-1]
+
+
+def _is_kernel(filename: str) -> bool:
+    return filename.startswith(_OWN) or f"{os.sep}ipykernel{os.sep}" in filename
+
+
+def _is_machinery(filename: str) -> bool:
+    return _is_kernel(filename) or f"{os.sep}IPython{os.sep}" in filename
+
+
+def quiet_ipython() -> None:
+    """Silence the advice that IPython gives to people at a prompt."""
+    warnings.filterwarnings("ignore", message="To exit: use 'exit', 'quit', or Ctrl-D.")

@@ -1,0 +1,129 @@
+"""How long, how much, how many: every bound of a registry in one frozen value."""
+
+import difflib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from enum import Enum
+from typing import Any, Final
+
+from .errors import ConfigError
+
+
+class Unset(Enum):
+    """The type of ``UNSET``: the argument was not given, so the Limits decide."""
+
+    UNSET = "UNSET"
+
+    def __repr__(self) -> str:
+        return "UNSET"
+
+
+UNSET: Final = Unset.UNSET
+
+_ISOLATION = ("none", "basic", "namespace")
+_START_METHODS = ("auto", "fork", "spawn")
+
+# Names that are part of the API and not yet of the product: any value but the default is refused.
+_LATER = (
+    "max_kernels",
+    "idle_timeout",
+    "queue_timeout",
+    "max_tool_calls",
+    "output_bytes",
+    "stderr_bytes",
+    "spill_bytes",
+    "spill_dir",
+    "memory_limit",
+    "isolation",
+    "require_isolation",
+    "spare_kernels",
+)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of a registry and of each of its cells. Times are in seconds, sizes in bytes.
+
+    ``timeout``: running time of one cell; None or 0 = no limit.
+    ``start_timeout``: from the launch of a kernel to its first answer.
+    ``interrupt_grace``: how long a cell that is cut (by its timeout or by its caller) may take to end by
+    itself; 0 = its kernel is killed at once. If it ends in time and answers a probe, its state is kept.
+    ``idle_grace``: how long the kernel's *idle* is waited for once a cell's reply is there.
+    ``queue_timeout``: how long a call waits for its turn; None = as long as ``timeout``.
+    ``start_method``: how kernel processes are made; ``"auto"`` takes the fastest that is available.
+
+    Raises ConfigError for a negative number, NaN, a wrong type or a value that this version lacks.
+    """
+
+    max_kernels: int = 4
+    idle_timeout: float = 1800
+    start_timeout: float = 30
+    timeout: float | None = 300
+    queue_timeout: float | None = None
+    max_tool_calls: int | None = 50
+    interrupt_grace: float = 0
+    idle_grace: float = 1
+    output_bytes: int = 50_000
+    stderr_bytes: int = 10_000
+    spill_bytes: int = 5_000_000
+    spill_dir: str | None = None
+    memory_limit: int | None = None
+    isolation: str = "none"
+    require_isolation: bool = False
+    start_method: str = "auto"
+    spare_kernels: int = 1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "timeout", checked_time_limit("timeout", self.timeout))
+        for name in ("start_timeout", "interrupt_grace", "idle_grace"):
+            object.__setattr__(self, name, _checked_seconds(name, getattr(self, name)))
+        if self.start_timeout == 0:
+            raise ConfigError("start_timeout=0: a kernel needs some time to start; give seconds above 0")
+        _check_choice("isolation", self.isolation, _ISOLATION)
+        _check_choice("start_method", self.start_method, _START_METHODS)
+        for field in fields(self):
+            if field.name in _LATER and getattr(self, field.name) != field.default:
+                raise not_available(field.name, getattr(self, field.name))
+        if self.start_method == "fork":
+            raise not_available("start_method", self.start_method)
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> "Limits":
+        """Build Limits from a configuration; raises ConfigError for a key that is none of its fields."""
+        known = [field.name for field in fields(cls)]
+        for key in values:
+            if key not in known:
+                near = difflib.get_close_matches(str(key), known, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"known are: {', '.join(known)}"
+                raise ConfigError(f"unknown limit {key!r}: {hint}")
+        return cls(**values)
+
+
+def not_available(name: str, value: object) -> ConfigError:
+    """Return the error for a name of the API whose feature this version lacks."""
+    return ConfigError(f"{name}={value!r} is not available in this version; leave {name} out")
+
+
+def checked_time_limit(name: str, value: object) -> float | None:
+    """Return a time limit in seconds, None for no limit (None, 0 or infinity); raises ConfigError."""
+    if value is None:
+        return None
+    seconds = _checked_seconds(name, value, finite=False)
+    return None if seconds == 0 or math.isinf(seconds) else seconds
+
+
+def _checked_seconds(name: str, value: object, *, finite: bool = True) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError(f"{name}={value!r} is a {type(value).__name__}; give a number of seconds")
+    if math.isnan(value) or value < 0 or (finite and math.isinf(value)):
+        raise ConfigError(f"{name}={value!r} is not a time; give a number of seconds, 0 or more")
+    try:
+        return float(value)
+    except OverflowError:
+        raise ConfigError(f"{name} is a whole number too large for a time; give seconds") from None
+
+
+def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ConfigError(f"{name}={value!r} is not one of {', '.join(map(repr, choices))}")

@@ -1,0 +1,115 @@
+"""Which Python runs a kernel, and whether it can."""
+
+import asyncio
+import json
+import os
+import re
+import shutil
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from ..errors import ConfigError
+from ..sidecar import __file__ as _sidecar
+from .launch import Interpreter
+
+OLDEST_PYTHON = (3, 10)
+OLDEST_IPYKERNEL = (7, 3)
+FIRST_UNKNOWN_IPYKERNEL = (8,)
+NEEDED = "ipykernel>=7.3,<8"
+
+_PROBE = Path(_sidecar).with_name("probe.py").absolute()
+
+
+def resolve(python: str | os.PathLike[str] | None) -> str:
+    """Return the absolute path of an interpreter given by path or by name; None = this one.
+
+    A virtual environment's link is not followed: following it would leave the environment. Raises
+    ConfigError if there is nothing that can be run.
+    """
+    if python is None:
+        return sys.executable
+    if not isinstance(python, str | os.PathLike) or not isinstance(os.fspath(python), str):
+        raise ConfigError(f"python={python!r}: give the path or the name of an interpreter")
+    name = os.fspath(python)
+    if not name or "\0" in name:
+        raise ConfigError(f"python={name!r}: give the path or the name of an interpreter")
+    path = Path(name).expanduser()
+    if path.is_dir():
+        inside = path / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
+        hint = f"; did you mean {str(inside)!r}?" if inside.exists() else "; give the interpreter itself"
+        raise ConfigError(f"python={name!r} is a directory{hint}")
+    found = shutil.which(str(path))
+    if found is None:
+        raise ConfigError(f"python={name!r} is not an interpreter that can be run; give an existing one")
+    return os.path.abspath(found)
+
+
+def own() -> Interpreter:
+    """Return this interpreter; raises ConfigError if its ipykernel is missing or does not fit."""
+    try:
+        ipykernel = version("ipykernel")
+    except PackageNotFoundError:
+        ipykernel = None
+    return _checked(sys.executable, sys.version_info[:2], ipykernel)
+
+
+async def probe(python: str, env: dict[str, str], *, timeout: float) -> Interpreter:
+    """Ask *python* what it has, by running it with *env*.
+
+    Raises ConfigError with what was found, what is needed and the command that helps. *timeout* is in
+    seconds.
+    """
+    try:
+        process = await asyncio.create_subprocess_exec(
+            python,
+            str(_PROBE),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=env,
+        )
+    except OSError as error:
+        raise ConfigError(
+            f"python={python!r} cannot be run: {error}; give an existing interpreter"
+        ) from error
+    try:
+        out, err = await asyncio.wait_for(process.communicate(), timeout)
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+        raise ConfigError(
+            f"python={python!r} did not answer within {timeout:g} s; give another interpreter"
+        ) from None
+    try:
+        answer = json.loads(out)
+        found = tuple(int(part) for part in answer["version"]), answer["ipykernel"]
+    except (ValueError, KeyError, TypeError):
+        tail = err.decode("utf-8", "backslashreplace").strip()[-500:]
+        raise ConfigError(
+            f"python={python!r} is not a Python that can run a kernel (exit code {process.returncode})"
+            + (f": {tail}" if tail else "; give another interpreter")
+        ) from None
+    return _checked(python, (found[0][0], found[0][1]), found[1])
+
+
+def _checked(python: str, python_version: tuple[int, int], ipykernel: str | None) -> Interpreter:
+    if python_version < OLDEST_PYTHON:
+        raise ConfigError(
+            f"python={python!r} is Python {_dotted(python_version)}; "
+            f"needed is {_dotted(OLDEST_PYTHON)} or newer: give another interpreter"
+        )
+    have = "has no ipykernel" if ipykernel is None else f"has ipykernel {ipykernel}"
+    if ipykernel is None or not OLDEST_IPYKERNEL <= _numbers(ipykernel) < FIRST_UNKNOWN_IPYKERNEL:
+        raise ConfigError(
+            f"python={python!r} {have}; needed is {NEEDED}: run {python} -m pip install '{NEEDED}'"
+        )
+    return Interpreter(python, python_version, ipykernel)
+
+
+def _numbers(release: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", release.split("+")[0])[:3])
+
+
+def _dotted(numbers: tuple[int, ...]) -> str:
+    return ".".join(map(str, numbers))

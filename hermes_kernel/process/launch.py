@@ -1,0 +1,121 @@
+"""The launch seam: how a kernel process is asked for, named, signalled and ended.
+
+Only data crosses it: frozen, JSON-able values, durations and opaque handles. The process tree, its
+directory and its file descriptors live wholly on the node's side, so that a node may one day be another
+machine. Every call is bounded by a duration that the caller gives.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Protocol
+
+from .environment import EnvPolicy
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    """A Python that can run a kernel: the command to start it and what it has."""
+
+    executable: str
+    version: tuple[int, int]
+    ipykernel: str
+
+
+@dataclass(frozen=True)
+class LaunchSpec:
+    """What a kernel is to be.
+
+    ``session_key`` signs its messages (made by the host, a secret). ``cwd`` is None for a private directory
+    of its own. ``env`` is already scrubbed; the node applies ``env_policy`` once more as the last step.
+    ``options`` reach the kernel in its private connection file. ``connection`` names addresses that somebody
+    else has chosen (a stock kernel manager, or the run before a restart); None lets the node choose. ``timeout``: seconds for the
+    launch, not for the kernel to answer.
+    """
+
+    kernel_id: str
+    python: str
+    session_key: str
+    cwd: str | None
+    env: Mapping[str, str]
+    env_policy: EnvPolicy = field(default_factory=EnvPolicy)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    extra_arguments: tuple[str, ...] = ()
+    connection: Mapping[str, Any] | None = None
+    socket_dir: str | None = None
+    timeout: float = 30.0
+
+
+@dataclass(frozen=True)
+class KernelHandle:
+    """The name of one launched kernel; it means nothing but to the launcher that gave it."""
+
+    node: str
+    kernel_id: str
+    incarnation: int
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A kernel process that exists. ``connection`` is a secret: it holds the signing key."""
+
+    handle: KernelHandle
+    pid: int
+    argv: tuple[str, ...]
+    connection: Mapping[str, Any]
+    connection_file: str
+
+
+@dataclass(frozen=True)
+class StreamRest:
+    """The end of what a kernel wrote to one stream: the bytes it wrote in all, and the last of them."""
+
+    total: int = 0
+    rest: bytes = b""
+
+
+@dataclass(frozen=True)
+class KernelExit:
+    """How a kernel process ended: its exit code (-N for signal N) and what it left behind.
+
+    ``signal`` is the name of the signal, None for an ordinary exit.
+    """
+
+    exit_code: int
+    signal: str | None = None
+    log_tail: str = ""
+    stdout: StreamRest = StreamRest()
+    stderr: StreamRest = StreamRest()
+
+
+class Ended(Enum):
+    """What ``Launcher.end`` can say about the tree that it ended."""
+
+    CLEAN = "clean"
+    NOT_CLEAN = "not clean"
+    UNKNOWN = "unknown"
+
+
+class Launcher(Protocol):
+    """Starts kernels on one node and ends them. Every method may be called from any event loop."""
+
+    async def probe(self, python: str, *, timeout: float) -> Interpreter:
+        """Find out whether *python* can run a kernel; raises ConfigError with the next step if not."""
+
+    async def launch(self, spec: LaunchSpec) -> Launched:
+        """Start a kernel process; raises KernelStartError or ConfigError, and nothing is left then."""
+
+    async def ended(self, handle: KernelHandle) -> KernelExit:
+        """Wait until the kernel process is gone and say how."""
+
+    def exit_of(self, handle: KernelHandle) -> KernelExit | None:
+        """Return how the kernel ended as far as this side knows, None while it runs. Asks nobody."""
+
+    async def signal(self, handle: KernelHandle, signum: int) -> None:
+        """Send a signal to the kernel process and its group; nothing if it is gone."""
+
+    async def end(self, handle: KernelHandle, *, timeout: float) -> Ended:
+        """Kill the whole tree and remove what the node kept for it; idempotent."""
+
+    async def close(self) -> None:
+        """End every kernel of this launcher."""

@@ -1,0 +1,265 @@
+"""The private directory of a kernel: connection file, sockets, log, its own working directory.
+
+``<runtime>/hermes-kernel/<kernel id>/``, mode 0700, in a base directory that only its user can write. The
+sockets stand in it if their paths fit into 107 bytes (the limit of AF_UNIX on Linux; 103 on macOS), else in
+a directory with a short name.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import stat
+import struct
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+
+from ..errors import ConfigError, HermesKernelError
+from .launch import StreamRest
+
+SOCKET_PATH_LIMIT = 103 if sys.platform == "darwin" else 107
+LOG_TAIL = 4_000
+REST_SIZE = 256 * 1024
+"""Bytes of each stream that survive the kernel process, see ``hermes_kernel.kernel.outputs``."""
+
+_LONGEST_SUFFIX = "-ipc-5"
+_CHANNELS = ("shell", "iopub", "stdin", "control", "hb")
+_SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
+
+
+class StagingError(HermesKernelError):
+    """The private directory cannot be made, or is not private."""
+
+
+@dataclass(frozen=True)
+class Staging:
+    """The directory of one kernel; it exists from ``create`` to ``remove``."""
+
+    path: Path
+    sockets: Path
+
+    @classmethod
+    def create(cls, kernel_id: str, *, socket_dir: str | None = None) -> "Staging":
+        """Make the directory of a new kernel.
+
+        Raises ConfigError for a *socket_dir* that cannot hold a socket, StagingError if the base directory
+        is not the user's own or the directory cannot be made.
+        """
+        name = _directory_name(kernel_id)
+        path = runtime_base() / name
+        sockets = _socket_place(path, name, socket_dir)
+        try:
+            _make_private(path)
+            if sockets.parent != path:
+                _make_private(sockets.parent)
+            (path / "ipython").mkdir(mode=0o700)
+            (path / "work").mkdir(mode=0o700)
+            for stream in ("stdout", "stderr"):
+                _create(path / f"{stream}.rest", b"", size=8 + REST_SIZE)
+            _create(path / "kernel.log", b"")
+        except OSError as error:
+            cls(path, sockets).remove()
+            raise StagingError(f"cannot make the kernel's directory {path}: {error}") from error
+        return cls(path, sockets)
+
+    @property
+    def connection_file(self) -> Path:
+        """The private connection file."""
+        return self.path / "connection.json"
+
+    @property
+    def log(self) -> Path:
+        """Where the process's own stdout and stderr go."""
+        return self.path / "kernel.log"
+
+    @property
+    def work(self) -> Path:
+        """The working directory of a kernel that has no other."""
+        return self.path / "work"
+
+    @property
+    def ipython(self) -> Path:
+        """The kernel's own IPYTHONDIR: nobody's startup files, nobody's history."""
+        return self.path / "ipython"
+
+    def ipc_addresses(self) -> dict[str, Any]:
+        """Return the connection info of sockets in this directory."""
+        ports = {f"{channel}_port": number for number, channel in enumerate(_CHANNELS, start=1)}
+        return {"transport": "ipc", "ip": str(self.sockets), **ports}
+
+    def write_connection_file(self, info: Mapping[str, Any]) -> None:
+        """Write the connection file, readable by its user alone."""
+        _create(self.connection_file, json.dumps(dict(info), indent=1).encode())
+
+    def log_tail(self) -> str:
+        """Return the end of the log; empty if there is none."""
+        return _read_end(self.log, LOG_TAIL).decode("utf-8", "backslashreplace").strip()
+
+    def rest(self, stream: str) -> StreamRest:
+        """Return the end of what the kernel wrote to a stream. The kernel wrote it: no number is trusted."""
+        raw = _read_end(self.path / f"{stream}.rest", 8 + REST_SIZE)
+        if len(raw) != 8 + REST_SIZE:
+            return StreamRest()
+        total: int = struct.unpack_from("<Q", raw)[0]
+        ring = raw[8:]
+        if total >= 2**63:
+            return StreamRest()
+        if total <= REST_SIZE:
+            return StreamRest(total, ring[:total])
+        cut = total % REST_SIZE
+        return StreamRest(total, ring[cut:] + ring[:cut])
+
+    def remove(self) -> None:
+        """Remove the directory and all that is in it, whatever the cells have made of it."""
+        for path in {self.path, self.sockets.parent}:
+            if path.exists() and not path.is_symlink():
+                shutil.rmtree(path, onerror=_make_removable)
+
+
+def runtime_base() -> Path:
+    """Return the directory in which kernels get theirs, made if needed.
+
+    ``hermes-kernel`` in XDG_RUNTIME_DIR if that is this user's, else a directory of this user's among the
+    temporary ones. Raises StagingError if others could write into it.
+    """
+    base = _base_place()
+    try:
+        base.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise StagingError(
+            f"cannot make {base}: {error}; set XDG_RUNTIME_DIR to a directory of your own"
+        ) from error
+    _check_private(base)
+    return base
+
+
+def _base_place() -> Path:
+    if sys.platform == "win32":
+        return Path(platformdirs.user_runtime_path("hermes-kernel", appauthor=False))
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    # The variable survives su and sudo, which makes the directory somebody else's.
+    if os.path.isabs(runtime) and os.path.isdir(runtime) and os.stat(runtime).st_uid == os.getuid():
+        return Path(runtime) / "hermes-kernel"
+    return Path(tempfile.gettempdir()) / f"hermes-kernel-{os.getuid()}"
+
+
+def check_socket_dir(socket_dir: str) -> str:
+    """Return *socket_dir* as an absolute path; raises ConfigError if no socket can stand in it."""
+    if not isinstance(socket_dir, str | os.PathLike) or not os.fspath(socket_dir):
+        raise ConfigError(f"socket_dir={socket_dir!r}: give the path of a directory")
+    path = Path(os.fspath(socket_dir)).absolute()
+    _short_socket_place("0" * 8, str(path))
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"socket_dir={str(socket_dir)!r} cannot be used: {error}; give a directory"
+        ) from error
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise ConfigError(f"socket_dir={str(socket_dir)!r} is not writable; give one that is")
+    return str(path)
+
+
+def _directory_name(kernel_id: str) -> str:
+    if _SAFE_NAME.fullmatch(kernel_id):
+        return kernel_id
+    return hashlib.sha256(kernel_id.encode("utf-8", "backslashreplace")).hexdigest()[:32]
+
+
+def _socket_place(path: Path, name: str, socket_dir: str | None) -> Path:
+    """Return the common start of the five socket paths."""
+    if socket_dir is None and _fits(path / "k"):
+        return path / "k"
+    short = hashlib.sha256(name.encode()).hexdigest()[:8]
+    if socket_dir is not None:
+        roomy = Path(socket_dir) / name / "k"
+        return roomy if _fits(roomy) else _short_socket_place(short, socket_dir)
+    return _short_socket_place(short, tempfile.gettempdir(), "/tmp")
+
+
+def _short_socket_place(short: str, *directories: str) -> Path:
+    user = os.getuid() if hasattr(os, "getuid") else 0
+    for directory in directories:
+        place = Path(directory) / f"hk-{user}-{short}" / "k"
+        if _fits(place):
+            return place
+    raise ConfigError(
+        f"socket_dir={directories[0]!r} is too long: a socket's path may have {SOCKET_PATH_LIMIT} bytes and "
+        f"would have {_size(place)}; give a shorter directory"
+    )
+
+
+def _fits(place: Path) -> bool:
+    return _size(place) <= SOCKET_PATH_LIMIT
+
+
+def _size(place: Path) -> int:
+    return len(os.fsencode(place)) + len(_LONGEST_SUFFIX)
+
+
+def _make_private(path: Path) -> None:
+    path.mkdir(mode=0o700)
+    _check_private(path)
+
+
+def _check_private(path: Path) -> None:
+    """Raise StagingError unless *path* is a real directory of this user that no other can write."""
+    if sys.platform == "win32":
+        return  # the runtime directory is in the user's profile, which has the right access list
+    own = os.getuid()
+    info = path.lstat()
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != own or info.st_mode & 0o077:
+        raise StagingError(
+            f"{path} is not a private directory of this user (wanted: owner {own}, mode 0700); "
+            "remove it, or set XDG_RUNTIME_DIR to a directory of your own"
+        )
+    parent = path.parent.lstat()
+    open_to_others = parent.st_mode & 0o022 and not parent.st_mode & stat.S_ISVTX
+    if parent.st_uid not in (own, 0) or open_to_others:
+        raise StagingError(
+            f"{path.parent} belongs to another user or can be written by others; "
+            "set XDG_RUNTIME_DIR to a directory of your own"
+        )
+
+
+def _create(path: Path, content: bytes, *, size: int | None = None) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o600)
+    with open(descriptor, "wb") as file:
+        file.write(content)
+        if size is not None:
+            file.truncate(size)
+
+
+def _read_end(path: Path, size: int) -> bytes:
+    """Return the last *size* bytes of a plain file; nothing if a cell has put something else in its place."""
+    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    try:
+        descriptor = os.open(path, flags)
+    except OSError:
+        return b""
+    with open(descriptor, "rb") as file:
+        info = os.fstat(descriptor)
+        if not stat.S_ISREG(info.st_mode):
+            return b""
+        file.seek(max(0, info.st_size - size))
+        return file.read(size)
+
+
+def _make_removable(function: Any, path: str, exc_info: Any) -> None:
+    """Give a directory that a cell has locked its permissions back, and try once more."""
+    error = exc_info[1]
+    if isinstance(error, FileNotFoundError):
+        return
+    os.chmod(os.path.dirname(path), 0o700)
+    if os.path.isdir(path) and not os.path.islink(path):
+        os.chmod(path, 0o700)
+        shutil.rmtree(path)
+    else:
+        os.unlink(path)
