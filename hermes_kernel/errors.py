@@ -41,9 +41,7 @@ def cut_to_limit(payload: dict[str, Any], limit: int = JSON_LIMIT) -> dict[str, 
     ``output`` is cut first, then ``error``, ``warning`` and ``hint``; each keeps its head, its tail and a
     notice that says how much is missing.
     """
-    payload = {
-        key: plain_text(value) if isinstance(value, str) else value for key, value in payload.items()
-    }
+    payload = {key: plain_text(value) if isinstance(value, str) else value for key, value in payload.items()}
     for key in _CUT_ORDER:
         text = payload.get(key)
         excess = len(json_text(payload)) - limit

@@ -1,4 +1,4 @@
-"""A Jupyter message that has been looked at: whatever a kernel sends is untrusted until it is one of these."""
+"""A Jupyter message that has been looked at: what a kernel sends is untrusted until it is one of these."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

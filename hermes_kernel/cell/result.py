@@ -89,7 +89,7 @@ class CellResult:
     _message: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the result as the agent's JSON has it: every common key, others only where they say something."""
+        """Return the result as the agent's JSON has it: the common keys, others where they say something."""
         payload = common_keys()
         captured = len(self.stdout.encode())
         omitted = self.truncation.bytes_total - self.truncation.bytes_shown
@@ -122,7 +122,7 @@ class CellResult:
         return payload
 
     def to_json(self) -> str:
-        """Return ``to_dict`` as JSON of at most 100 000 characters; ``output`` is cut first, then ``error``."""
+        """Return ``to_dict`` as JSON of at most 100 000 characters; ``output`` is cut before ``error``."""
         whole = self.to_dict()
         cut = cut_to_limit(whole)
         if cut["output"] != plain_text(whole["output"]):
@@ -236,7 +236,9 @@ def _message(settlement: Settlement, times: CellTimes, signal: str | None) -> st
         case CellStatus.EXITED:
             if settlement.exit_code == 0:
                 return None
-            return f"The cell ended its kernel with exit code {settlement.exit_code}; state was lost. {_FRESH}"
+            return (
+                f"The cell ended its kernel with exit code {settlement.exit_code}; state was lost. {_FRESH}"
+            )
         case CellStatus.DIED:
             how = f"signal {signal}" if signal else f"exit code {settlement.exit_code}"
             return f"The session kernel died ({how}); state was lost. {_FRESH}"

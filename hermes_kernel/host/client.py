@@ -4,12 +4,11 @@ import asyncio
 import time
 from typing import Any
 
-import zmq
 import zmq.asyncio
-from jupyter_client.asynchronous import AsyncKernelClient
+from jupyter_client.asynchronous.client import AsyncKernelClient
 from traitlets import Instance, default
 
-from .supervisor import RECONNECT_MS
+from .supervisor import SOCKET_OPTIONS
 
 POLL = 0.05  # seconds between two looks at the process while nothing arrives
 
@@ -17,7 +16,7 @@ POLL = 0.05  # seconds between two looks at the process while nothing arrives
 def client_context() -> zmq.asyncio.Context:
     """Return a ZeroMQ context whose sockets lose nothing and connect at once when the kernel has bound."""
     context = zmq.asyncio.Context()
-    for option, value in ((zmq.RCVHWM, 0), (zmq.SNDHWM, 0), (zmq.RECONNECT_IVL, RECONNECT_MS)):
+    for option, value in SOCKET_OPTIONS.items():
         context.setsockopt(option, value)
     return context
 
@@ -33,9 +32,14 @@ class HermesKernelClient(AsyncKernelClient):
         return client_context()
 
     def start_channels(
-        self, shell: bool = True, iopub: bool = True, stdin: bool = True, hb: bool = False, control: bool = True
+        self,
+        shell: bool = True,
+        iopub: bool = True,
+        stdin: bool = True,
+        hb: bool = False,
+        control: bool = True,
     ) -> None:
-        """Start the channels; the heartbeat only if asked for: the manager knows whether the process lives."""
+        """Start the channels; no heartbeat unless asked for: the manager knows whether the process lives."""
         super().start_channels(shell=shell, iopub=iopub, stdin=stdin, hb=hb, control=control)
 
     async def _async_wait_for_ready(self, timeout: float | None = None) -> None:

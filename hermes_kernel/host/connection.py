@@ -14,6 +14,7 @@ from jupyter_client.session import Session
 from zmq.utils.monitor import parse_monitor_message
 
 from ..cell.message import Message
+from ..wire import PACKER, UNPACKER
 
 MAX_MESSAGE = 256 * 1024 * 1024
 """Bytes of one frame; a kernel that sends more loses its connection (libzmq closes it without a word)."""
@@ -46,8 +47,8 @@ class KernelConnection:
         self.session = Session(
             key=info["key"].encode(),
             signature_scheme=info["signature_scheme"],
-            packer="hermes_kernel.wire.pack",
-            unpacker="json",
+            packer=PACKER,
+            unpacker=UNPACKER,
         )
         self.malformed = 0
         self._sockets: dict[str, zmq.Socket[Any]] = {}
@@ -69,11 +70,11 @@ class KernelConnection:
     def close(self) -> None:
         """Close the sockets; idempotent."""
         for monitored, monitor in self._monitors.items():
-            self._loop.remove_reader(monitor.getsockopt(zmq.FD))
+            self._loop.remove_reader(_descriptor(monitor))
             self._sockets[monitored].disable_monitor()
             monitor.close(linger=0)
         for socket in self._sockets.values():
-            self._loop.remove_reader(socket.getsockopt(zmq.FD))
+            self._loop.remove_reader(_descriptor(socket))
             socket.close(linger=0)
         self._sockets.clear()
         self._monitors.clear()
@@ -91,8 +92,8 @@ class KernelConnection:
             socket.setsockopt(zmq.IDENTITY, self.session.bsession)
         monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._sockets[channel], self._monitors[channel] = socket, monitor
-        self._loop.add_reader(monitor.getsockopt(zmq.FD), self._read_monitor, channel)
-        self._loop.add_reader(socket.getsockopt(zmq.FD), self._read, channel)
+        self._loop.add_reader(_descriptor(monitor), self._read_monitor, channel)
+        self._loop.add_reader(_descriptor(socket), self._read, channel)
         if kind == zmq.SUB:
             socket.setsockopt(zmq.SUBSCRIBE, b"")
         socket.connect(address)
@@ -124,7 +125,7 @@ class KernelConnection:
             return True
         try:
             self._receive(channel, message)
-        except Exception:  # the edge of the loop's callback: the next message must be read
+        except Exception:  # noqa: BLE001  # the edge of the loop's callback: the next message must be read
             _log.exception("taking in a %s on %s", message.msg_type[:50], channel)
         return True
 
@@ -141,9 +142,11 @@ class KernelConnection:
                 self._disconnected(channel)
 
 
+def _descriptor(socket: "zmq.Socket[Any]") -> int:
+    return int(socket.getsockopt(zmq.FD))
+
+
 def _address(info: Mapping[str, Any], channel: str) -> str:
     port = info[f"{channel}_port"]
     separator = "-" if info["transport"] == "ipc" else ":"
     return f"{info['transport']}://{info['ip']}{separator}{port}"
-
-

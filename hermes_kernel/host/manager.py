@@ -18,6 +18,7 @@ from ..process import interpreter
 from ..process.environment import EnvPolicy
 from ..process.launch import Launched, Launcher
 from ..process.local import LocalLauncher
+from ..wire import PACKER, UNPACKER
 from .client import HermesKernelClient, client_context
 from .provisioner import HermesProvisioner, LaunchTerms
 from .supervised import SupervisedLauncher
@@ -76,7 +77,7 @@ class HermesKernelManager(AsyncKernelManager):
 
     @default("session")
     def _default_session(self) -> Session:
-        return Session(parent=self, packer="hermes_kernel.wire.pack", unpacker="json")
+        return Session(parent=self, packer=PACKER, unpacker=UNPACKER)
 
     @property
     def kernel_spec(self) -> KernelSpec:
@@ -108,7 +109,7 @@ class HermesKernelManager(AsyncKernelManager):
         """The process that was launched, None if there is none."""
         return self.provisioner.launched if isinstance(self.provisioner, HermesProvisioner) else None
 
-    def client(self, **kwargs: Any) -> HermesKernelClient:
+    def client(self, **kwargs: Any) -> HermesKernelClient:  # type: ignore[override]
         """Return a client with a session of its own.
 
         The kernel routes replies by session: two clients that shared one would take each other's.
@@ -117,8 +118,7 @@ class HermesKernelManager(AsyncKernelManager):
             session = self.session.clone()
             session.session = new_id()
             kwargs["session"] = session
-        client: HermesKernelClient = super().client(**kwargs)
-        return client
+        return super().client(**kwargs)  # type: ignore[return-value]
 
     async def _async_pre_start_kernel(self, **kwargs: Any) -> Any:
         if self.provisioner is None:
@@ -136,7 +136,8 @@ class HermesKernelManager(AsyncKernelManager):
     async def _async_start_kernel(self, **kwargs: Any) -> None:
         """Start the kernel; if that fails nothing is left of it."""
         self._attempted_start = True
-        self._ready = ready = concurrent.futures.Future()
+        ready: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._ready = ready
         try:
             command, launch = await self._async_pre_start_kernel(**kwargs)
             await self._async_launch_kernel(command, **launch)

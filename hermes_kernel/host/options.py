@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
+from ..cell.request import CellRequest, CellTimes
 from ..errors import ConfigError
 from ..lifecycle.key import KernelKey, Owner
 from ..limits import UNSET, Limits, Unset, checked_time_limit, not_available
@@ -14,7 +15,6 @@ from ..process import interpreter
 from ..process.environment import EnvPolicy, scrub
 from ..process.local import check_cwd
 from ..process.staging import check_socket_dir
-from ..cell.request import CellRequest, CellTimes
 
 
 class RegistryArguments(TypedDict, total=False):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jupyter_client.connect import KernelConnectionInfo
-from jupyter_client.provisioning import LocalProvisioner
+from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 from jupyter_client.provisioning.provisioner_base import KernelProvisionerBase
 
 from ..errors import ConfigError
@@ -66,6 +66,12 @@ class HermesProvisioner(LocalProvisioner):
         return terms if isinstance(terms, LaunchTerms) else None
 
     @property
+    def _session_key(self) -> bytes:
+        manager: Any = self.parent
+        key: bytes = manager.session.key
+        return key
+
+    @property
     def has_process(self) -> bool:
         """Whether there is a process that has not been waited for."""
         return self._is_process_open
@@ -82,7 +88,9 @@ class HermesProvisioner(LocalProvisioner):
         """
         kwargs = {key: value for key, value in kwargs.items() if key not in IGNORED}
         if unknown := sorted(kwargs.keys() - ALLOWED):
-            raise ConfigError(f"unknown option {', '.join(unknown)}: a kernel takes {', '.join(sorted(ALLOWED))}")
+            raise ConfigError(
+                f"unknown option {', '.join(unknown)}: a kernel takes {', '.join(sorted(ALLOWED))}"
+            )
         env = kwargs.get("env")
         kwargs["env"] = self._scrub(os.environ if env is None else env)
         if self.terms is None:
@@ -98,7 +106,7 @@ class HermesProvisioner(LocalProvisioner):
         spec = LaunchSpec(
             kernel_id=str(self.kernel_id),
             python=terms.python,
-            session_key=self.parent.session.key.decode(),
+            session_key=self._session_key.decode(),
             cwd=_cwd(kwargs.get("cwd"), private=terms.private_cwd),
             env=self._scrub(kwargs["env"]),
             env_policy=terms.env_policy,
@@ -114,7 +122,7 @@ class HermesProvisioner(LocalProvisioner):
         self.pid = launched.pid
         self.pgid = None  # signals go through the launcher, never to a group by its number
         self.cwd = spec.cwd
-        self.connection_info = {**launched.connection, "key": self.parent.session.key}  # type: ignore[typeddict-item]
+        self.connection_info = {**launched.connection, "key": self._session_key}  # type: ignore[typeddict-item]
         return self.connection_info
 
     async def poll(self) -> int | None:
@@ -165,7 +173,7 @@ class HermesProvisioner(LocalProvisioner):
         raise ConfigError("a kernel of hermes_kernel belongs to the process that started it")
 
     def _stock_terms(self) -> LaunchTerms:
-        """Under a stock manager the kernel gets a supervisor of its own, and the addresses that were chosen."""
+        """Under a stock manager: a supervisor of the kernel's own, and the addresses that were chosen."""
         if self._launcher is None:
             self._own_supervisor = Supervisor(f"hermes-kernel-{self.kernel_id}")
             self._launcher = SupervisedLauncher(self._own_supervisor, LocalLauncher())

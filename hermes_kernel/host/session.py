@@ -16,7 +16,7 @@ from ..cell.outputs import OutputCollector, StreamName, stream_end
 from ..cell.request import CellRequest, CellTimes
 from ..cell.status import CellStatus, Fate
 from ..errors import HermesKernelError, KernelStartError
-from ..process.launch import KernelExit, Launched, Launcher
+from ..process.launch import KernelExit, Launched, Launcher, StreamRest
 from .bridge import ToolBridge
 from .connection import KernelConnection
 from .cut import Cut
@@ -27,6 +27,8 @@ EXIT_WAIT = 1.0  # seconds for a kernel that said it ends to be gone; a thread o
 END_TIMEOUT = 5.0  # seconds for a killed tree to be gone
 MAX_ANOMALIES = 100  # unreadable or forged messages before the kernel is given up
 PROBE = "None"
+
+_CUT = (CellStatus.TIMED_OUT, CellStatus.INTERRUPTED)
 
 _log = logging.getLogger(__name__)
 
@@ -51,7 +53,9 @@ class KernelSession:
     It lives on the supervisor's loop. One cell runs at a time: its caller sees to that.
     """
 
-    def __init__(self, supervisor: Supervisor, launcher: Launcher, launched: Launched, bridge: ToolBridge) -> None:
+    def __init__(
+        self, supervisor: Supervisor, launcher: Launcher, launched: Launched, bridge: ToolBridge
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._launcher = launcher
         self._launched = launched
@@ -134,7 +138,7 @@ class KernelSession:
         finally:
             self._bridge.close_cell(token)
         settlement = outcome.settlement
-        if settlement.fate is Fate.KEEP and settlement.status in (CellStatus.TIMED_OUT, CellStatus.INTERRUPTED):
+        if settlement.fate is Fate.KEEP and settlement.status in _CUT:
             settlement = await self._prove_alive(settlement, request.times)
         if settlement.fate is Fate.KEEP and self._connection.malformed > MAX_ANOMALIES:
             _log.warning("%s sent too much that is no message: its kernel is ended", self._launched.handle)
@@ -219,7 +223,8 @@ class KernelSession:
         ended = self._exit.result() if done else None
         lost = 0
         if ended is not None:
-            for name, end in (("stdout", ended.stdout), ("stderr", ended.stderr)):
+            ends: dict[StreamName, StreamRest] = {"stdout": ended.stdout, "stderr": ended.stderr}
+            for name, end in ends.items():
                 lost += outputs.add_rest(name, end.total - self._positions[name], end.rest)
         await ending
         return CellOutcome(settlement, outputs, ended, lost)

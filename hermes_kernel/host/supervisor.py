@@ -25,6 +25,8 @@ CLOSE_TIMEOUT = 10.0  # seconds for everything that the thread has to end
 MAX_SOCKETS = 16_383  # of the ZeroMQ context: five a kernel and their monitors
 RECONNECT_MS = 5  # a socket that connects before the kernel has bound tries again after this
 
+SOCKET_OPTIONS = {zmq.RCVHWM: 0, zmq.SNDHWM: 0, zmq.LINGER: 0, zmq.RECONNECT_IVL: RECONNECT_MS}
+
 _log = logging.getLogger(__name__)
 
 
@@ -47,7 +49,7 @@ class Supervisor:
         self._lock = threading.Lock()
         self.zmq_context = zmq.Context()
         self.zmq_context.max_sockets = MAX_SOCKETS
-        for option, value in ((zmq.RCVHWM, 0), (zmq.SNDHWM, 0), (zmq.LINGER, 0), (zmq.RECONNECT_IVL, RECONNECT_MS)):
+        for option, value in SOCKET_OPTIONS.items():
             self.zmq_context.setsockopt(option, value)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -151,7 +153,7 @@ class Supervisor:
         for callback in reversed(self._closing):
             try:
                 await callback()
-            except Exception:  # the edge of the thread: the next one must still be run
+            except Exception:  # noqa: BLE001  # the edge of the thread: the next one must still be run
                 _log.exception("closing %s", self._thread.name)
         own = asyncio.current_task()
         rest = [task for task in asyncio.all_tasks() if task is not own]

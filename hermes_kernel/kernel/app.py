@@ -1,5 +1,6 @@
-"""The kernel application: builds the state, binds it to a connection file, serves, ends with the right code."""
+"""The kernel application: builds the state, binds it to a connection file, serves, ends with a code."""
 
+import importlib
 import json
 import logging
 import os
@@ -8,14 +9,6 @@ import threading
 import uuid
 from pathlib import Path
 from typing import Any
-
-# The debugger costs a quarter of the start and is rarely asked for: it is kept out unless it is.
-_DEBUGGER_WANTED = "--HermesKernelApp.debugger=True" in sys.argv
-if not _DEBUGGER_WANTED and "debugpy" not in sys.modules:
-    sys.modules["debugpy"] = None  # type: ignore[assignment]
-    import ipykernel.debugger
-
-    del sys.modules["debugpy"]
 
 import zmq
 from ipykernel.control import ControlThread
@@ -58,6 +51,8 @@ class HermesKernelApp(IPKernelApp):
     degraded = Unicode(None, allow_none=True, help="Why the kernel runs on stock paths, if it does.")
     options = Dict(help="What the host has written into the private connection file.")
     displayhook: Any = None
+    control_port: int
+    iopub_port: int
 
     def initialize(self, argv: Any = None) -> None:
         """Build the kernel and bind it to the connection file of the command line."""
@@ -163,7 +158,10 @@ class HermesKernelApp(IPKernelApp):
     def _make_streams(self) -> None:
         self.degraded = reason_for_stock_paths()
         self.output_log = OutputLog(wait=self.degraded is not None)
-        self._streams = [HermesOutStream(self.output_log, "stdout"), HermesOutStream(self.output_log, "stderr")]
+        self._streams = [
+            HermesOutStream(self.output_log, "stdout"),
+            HermesOutStream(self.output_log, "stderr"),
+        ]
 
     def _use_streams(self) -> None:
         sys.stdout, sys.stderr = self._streams
@@ -218,9 +216,25 @@ def configuration() -> Config:
     return config
 
 
+def keep_debugger_out() -> None:
+    """Have ipykernel believe that there is no debugpy: importing it costs a quarter of the start.
+
+    A cell can still import it.
+    """
+    if "debugpy" in sys.modules:
+        return
+    sys.modules["debugpy"] = None  # type: ignore[assignment]
+    try:
+        importlib.import_module("ipykernel.debugger")
+    finally:
+        del sys.modules["debugpy"]
+
+
 def main(argv: list[str]) -> int:
     """Run a kernel until it is told to end; return the process's exit code."""
     quiet_ipython()
+    if "--HermesKernelApp.debugger=True" not in argv:
+        keep_debugger_out()
     app = HermesKernelApp.instance(config=configuration())
     app.initialize(argv)
     os.environ.pop(PLAIN, None)

@@ -1,4 +1,4 @@
-"""Every private name of ipykernel and IPython that we rely on, in one place, and the check that they are there.
+"""Every private name of ipykernel that we rely on, in one place, and the check that they are there.
 
 If one is missing the kernel runs on stock paths: the shell channel has its thread, a flush waits for its
 message to be sent. It is slower then, and as correct.

@@ -68,7 +68,7 @@ class HermesKernel(IPythonKernel):
         """Run the code. Whatever it does there is a reply, and a forked child of it never comes back here."""
         try:
             reply: dict[str, Any] = await super().do_execute(*args, **kwargs)
-        except Exception as error:  # noqa: BLE001  # the edge of a cell: without a reply its caller waits for ever
+        except Exception as error:  # the edge of a cell: without a reply its caller waits for ever
             self.log.error("a cell broke its own report", exc_info=True)
             reply = _broken_report(error, self.execution_count)
         if os.getpid() != self._pid:

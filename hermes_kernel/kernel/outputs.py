@@ -113,7 +113,9 @@ class OutputLog:
         self._pipes: list[_DescriptorPipe] = []
         os.register_at_fork(after_in_child=self._after_fork)
 
-    def bind(self, session: Session, iopub: IOPub, directory: Path | None, streams: "list[HermesOutStream]") -> int:
+    def bind(
+        self, session: Session, iopub: IOPub, directory: Path | None, streams: "list[HermesOutStream]"
+    ) -> int:
         """Begin to send, and to read the file descriptors 1 and 2; return a descriptor of the old output."""
         self._session, self._iopub = session, iopub
         if directory is not None:
@@ -214,8 +216,8 @@ class HermesOutStream(io.TextIOBase):
     so a child that is given the stream writes into the cell too.
     """
 
-    encoding = "utf-8"  # type: ignore[assignment]
-    errors = "backslashreplace"  # type: ignore[assignment]
+    encoding = "utf-8"
+    errors = "backslashreplace"
 
     def __init__(self, log: OutputLog, name: str) -> None:
         self._output_log = log
@@ -320,7 +322,7 @@ class _BinaryOutput(io.RawIOBase):
 
 
 class _DescriptorPipe:
-    """A pipe in the place of file descriptor 1 or 2, read by a thread and, before a flush, by whoever flushes."""
+    """A pipe in the place of descriptor 1 or 2, read by a thread and, before a flush, by whoever flushes."""
 
     def __init__(self, stream: HermesOutStream) -> None:
         self._stream = stream
@@ -376,7 +378,7 @@ class _DescriptorPipe:
         return len(data) == READ_SIZE
 
     def _enlarge(self) -> None:
-        """Ask for a roomy pipe: code that writes while it holds the GIL fills a small one and stands still."""
+        """Ask for a roomy pipe: code that writes while it holds the GIL stands still when it is full."""
         try:
             import fcntl
 

@@ -29,8 +29,8 @@ class LaunchSpec:
     ``session_key`` signs its messages (made by the host, a secret). ``cwd`` is None for a private directory
     of its own. ``env`` is already scrubbed; the node applies ``env_policy`` once more as the last step.
     ``options`` reach the kernel in its private connection file. ``connection`` names addresses that somebody
-    else has chosen (a stock kernel manager, or the run before a restart); None lets the node choose. ``timeout``: seconds for the
-    launch, not for the kernel to answer.
+    else has chosen (a stock kernel manager, or the run before a restart); None lets the node choose.
+    ``timeout``: seconds for the launch, not for the kernel to answer.
     """
 
     kernel_id: str

@@ -121,7 +121,6 @@ class LocalLauncher:
         self._closing = True
         await asyncio.gather(*(self.end(handle, timeout=5) for handle in list(self._kernels)))
 
-
     def _forget(self, handle: KernelHandle, exit_: KernelExit) -> None:
         """Keep of an ended kernel how it ended, not what it wrote."""
         self._kernels.pop(handle, None)

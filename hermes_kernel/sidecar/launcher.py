@@ -12,8 +12,8 @@ import sys
 if not getattr(sys.flags, "safe_path", False):
     del sys.path[0]
 
-import importlib.util  # noqa: E402
-import os  # noqa: E402
+import importlib.util
+import os
 
 DEFAULT = "hermes_kernel.kernel.app"
 

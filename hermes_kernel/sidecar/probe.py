@@ -4,7 +4,7 @@ import sys
 
 sys.path.pop(0)  # this file's own directory: nothing in it may stand in for a module of the interpreter
 
-import json  # noqa: E402
+import json
 
 
 def main() -> None:

@@ -1,0 +1,61 @@
+import gc
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from hermes_kernel import BlockingRegistry
+
+from . import traces
+
+
+@pytest.fixture(scope="session", autouse=True)
+def runtime() -> Iterator[Path]:
+    """A runtime directory of this run's own, short enough for sockets."""
+    directory = Path(tempfile.mkdtemp(prefix="hkt-"))
+    before = os.environ.get("XDG_RUNTIME_DIR")
+    os.environ["XDG_RUNTIME_DIR"] = str(directory)
+    yield directory
+    if before is None:
+        del os.environ["XDG_RUNTIME_DIR"]
+    else:
+        os.environ["XDG_RUNTIME_DIR"] = before
+    shutil.rmtree(directory)
+
+
+@pytest.fixture
+def leaves_nothing(runtime: Path) -> Iterator[None]:
+    """After the test: no process of a kernel, no zombie, no directory, no descriptor, no thread."""
+    gc.collect()
+    fds, threads, sockets = traces.descriptors(), traces.threads(), traces.short_socket_directories()
+    yield
+    gc.collect()
+    assert traces.eventually(lambda: not traces.marked_processes(str(runtime)))
+    assert traces.zombies() == []
+    assert traces.kernels_of(runtime) == []
+    assert traces.short_socket_directories() <= sockets
+    assert traces.eventually(lambda: traces.threads() <= threads), traces.threads() - threads
+    assert traces.eventually(lambda: traces.descriptors() <= fds), "file descriptors were left open"
+
+
+@pytest.fixture
+def make_registry(leaves_nothing: None) -> Iterator[Callable[..., BlockingRegistry]]:
+    """Make registries that are closed after the test; then nothing of them is left."""
+    made: list[BlockingRegistry] = []
+
+    def make(**arguments: object) -> BlockingRegistry:
+        registry = BlockingRegistry(**arguments)  # type: ignore[arg-type]
+        made.append(registry)
+        return registry
+
+    yield make
+    for registry in made:
+        registry.close()
+
+
+@pytest.fixture
+def registry(make_registry: Callable[..., BlockingRegistry]) -> BlockingRegistry:
+    return make_registry()
