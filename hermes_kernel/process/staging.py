@@ -29,7 +29,7 @@ LOG_TAIL = 4_000
 REST_SIZE = 256 * 1024
 """Bytes of each stream that survive the kernel process, see ``hermes_kernel.kernel.outputs``."""
 
-_LONGEST_SUFFIX = "-ipc-5"
+_LONGEST_SUFFIX = "-5"
 _CHANNELS = ("shell", "iopub", "stdin", "control", "hb")
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 
@@ -55,17 +55,20 @@ class Staging:
         name = _directory_name(kernel_id)
         path = runtime_base() / name
         sockets = _socket_place(path, name, socket_dir)
+        made: list[Path] = []  # a directory that was there is somebody else's and stays
         try:
-            _make_private(path)
-            if sockets.parent != path:
-                _make_private(sockets.parent)
+            for directory in dict.fromkeys((path, sockets.parent)):
+                directory.mkdir(mode=0o700)
+                made.append(directory)
+                _check_private(directory)
             (path / "ipython").mkdir(mode=0o700)
             (path / "work").mkdir(mode=0o700)
             for stream in ("stdout", "stderr"):
                 _create(path / f"{stream}.rest", b"", size=8 + REST_SIZE)
             _create(path / "kernel.log", b"")
-        except OSError as error:
-            cls(path, sockets).remove()
+        except (OSError, StagingError) as error:
+            for directory in made:
+                _remove_tree(directory)
             raise StagingError(f"cannot make the kernel's directory {path}: {error}") from error
         return cls(path, sockets)
 
@@ -118,9 +121,8 @@ class Staging:
 
     def remove(self) -> None:
         """Remove the directory and all that is in it, whatever the cells have made of it."""
-        for path in {self.path, self.sockets.parent}:
-            if path.exists() and not path.is_symlink():
-                shutil.rmtree(path, onerror=_make_removable)
+        for directory in {self.path, self.sockets.parent}:
+            _remove_tree(directory)
 
 
 def runtime_base() -> Path:
@@ -204,11 +206,6 @@ def _size(place: Path) -> int:
     return len(os.fsencode(place)) + len(_LONGEST_SUFFIX)
 
 
-def _make_private(path: Path) -> None:
-    path.mkdir(mode=0o700)
-    _check_private(path)
-
-
 def _check_private(path: Path) -> None:
     """Raise StagingError unless *path* is a real directory of this user that no other can write."""
     if sys.platform == "win32":
@@ -250,6 +247,11 @@ def _read_end(path: Path, size: int) -> bytes:
             return b""
         file.seek(max(0, info.st_size - size))
         return file.read(size)
+
+
+def _remove_tree(directory: Path) -> None:
+    if directory.exists() and not directory.is_symlink():
+        shutil.rmtree(directory, onerror=_make_removable)
 
 
 def _make_removable(function: Any, path: str, exc_info: Any) -> None:

@@ -1,0 +1,211 @@
+import json
+import os
+import socket
+import stat
+import struct
+from pathlib import Path
+
+import pytest
+
+from hermes_kernel.errors import ConfigError
+from hermes_kernel.process import staging
+from hermes_kernel.process.launch import StreamRest
+from hermes_kernel.process.staging import (
+    REST_SIZE,
+    SOCKET_PATH_LIMIT,
+    Staging,
+    StagingError,
+    check_socket_dir,
+)
+
+# hk-<user>-<8 digits>/k-5 must still fit behind it.
+LONGEST_SOCKET_DIR = SOCKET_PATH_LIMIT - len(f"/hk-{os.getuid()}-12345678/k-5")
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.lstat().st_mode)
+
+
+@pytest.fixture
+def base(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+    return runtime / "hermes-kernel"
+
+
+def test_a_kernels_directory_is_private_and_is_removed_whole(base: Path) -> None:
+    made = Staging.create("k1")
+    made.write_connection_file({"key": "secret"})
+    assert made.path == base / "k1"
+    assert mode(made.path) == mode(base) == mode(made.work) == mode(made.ipython) == 0o700
+    assert {mode(p) for p in made.path.iterdir() if p.is_file()} == {0o600}
+    assert json.loads(made.connection_file.read_text()) == {"key": "secret"}
+    made.remove()
+    made.remove()
+    assert not made.path.exists()
+
+
+def test_what_a_cell_has_locked_is_removed_too(base: Path) -> None:
+    made = Staging.create("k1")
+    locked = made.work / "a" / "b"
+    locked.mkdir(parents=True)
+    (locked / "file").write_text("x")
+    (made.work / "link").symlink_to(base.parent)
+    locked.chmod(0)
+    (made.work / "a").chmod(0)
+    made.remove()
+    assert not made.path.exists()
+    assert base.parent.exists()
+
+
+def test_a_directory_is_never_taken_over(base: Path) -> None:
+    made = Staging.create("k1")
+    with pytest.raises(StagingError, match="k1"):
+        Staging.create("k1")
+    assert made.log.exists()
+    made.remove()
+
+
+@pytest.mark.parametrize("kernel_id", ["../../etc", "a/b", "", ".", "..", "x" * 300, "é\ud800\0"])
+def test_no_kernel_id_leaves_the_base_directory(base: Path, kernel_id: str) -> None:
+    made = Staging.create(kernel_id)
+    assert made.path.parent == base
+    made.remove()
+
+
+def test_a_base_directory_that_others_can_enter_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    (tmp_path / "hermes-kernel").mkdir(mode=0o755)
+    with pytest.raises(StagingError, match="not a private directory"):
+        Staging.create("k1")
+
+
+def test_a_base_directory_behind_a_link_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    (tmp_path / "hermes-kernel").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(StagingError, match="not a private directory"):
+        Staging.create("k1")
+
+
+def test_a_base_directory_below_one_that_everybody_writes_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(shared))
+    with pytest.raises(StagingError, match="written by others"):
+        Staging.create("k1")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can make somebody else's directory")
+def test_the_runtime_directory_of_another_user_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.chown(tmp_path, 12345, 12345)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert not staging.runtime_base().is_relative_to(tmp_path)
+
+
+def test_sockets_stand_in_the_kernels_directory_if_their_paths_fit(base: Path) -> None:
+    made = Staging.create("k1")
+    assert made.sockets.parent == made.path
+    made.remove()
+
+
+def test_sockets_of_a_long_runtime_directory_stand_in_a_short_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = tmp_path / ("x" * 90)
+    long.mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(long))
+    made = Staging.create("k1")
+    try:
+        assert made.path.is_relative_to(long)
+        assert not made.sockets.is_relative_to(long)
+        assert mode(made.sockets.parent) == 0o700
+    finally:
+        made.remove()
+    assert not made.sockets.parent.exists()
+
+
+@pytest.mark.parametrize("length", range(SOCKET_PATH_LIMIT - 30, SOCKET_PATH_LIMIT + 1))
+def test_every_socket_path_can_be_bound_or_its_directory_is_refused(
+    base: Path, tmp_path_factory: pytest.TempPathFactory, length: int
+) -> None:
+    directory = Path("/tmp") / ("s" * (length - len("/tmp/")))
+    directory.mkdir(mode=0o700)
+    try:
+        if length > LONGEST_SOCKET_DIR:
+            with pytest.raises(ConfigError, match=str(directory)):
+                check_socket_dir(str(directory))
+            return
+        checked = check_socket_dir(str(directory))
+        made = Staging.create("kernel-with-a-long-name-0123456789", socket_dir=checked)
+        try:
+            info = made.ipc_addresses()
+            for port in (value for key, value in info.items() if key.endswith("_port")):
+                with socket.socket(socket.AF_UNIX) as probe:
+                    probe.bind(f"{info['ip']}-{port}")
+        finally:
+            made.remove()
+        assert list(directory.iterdir()) == []
+    finally:
+        directory.rmdir()
+
+
+@pytest.mark.parametrize("bad", ["", 3, "a\0b"])
+def test_a_socket_dir_that_is_no_path_is_refused(bad: object) -> None:
+    with pytest.raises(ConfigError, match="socket_dir"):
+        check_socket_dir(bad)  # type: ignore[arg-type]
+
+
+def test_a_socket_dir_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    file = Path("/tmp") / f"hkt-file-{os.getpid()}"
+    file.write_text("")
+    try:
+        with pytest.raises(ConfigError, match="cannot be used"):
+            check_socket_dir(str(file))
+    finally:
+        file.unlink()
+
+
+def write_rest(made: Staging, total: int, ring: bytes) -> None:
+    (made.path / "stdout.rest").write_bytes(struct.pack("<Q", total) + ring)
+
+
+def test_the_rest_of_a_stream_is_read_in_the_order_in_which_it_was_written(base: Path) -> None:
+    made = Staging.create("k1")
+    assert made.rest("stdout") == StreamRest()
+    ring = bytes(REST_SIZE - 3) + b"abc"
+    write_rest(made, REST_SIZE, ring)
+    assert made.rest("stdout") == StreamRest(REST_SIZE, ring)
+    write_rest(made, REST_SIZE + 2, b"xy" + ring[2:])
+    assert made.rest("stdout").rest.endswith(b"abcxy")
+    write_rest(made, 3, b"xyz" + bytes(REST_SIZE - 3))
+    assert made.rest("stdout") == StreamRest(3, b"xyz")
+    made.remove()
+
+
+@pytest.mark.parametrize("content", [b"", b"short", struct.pack("<Q", 2**64 - 1) + bytes(REST_SIZE)])
+def test_a_rest_that_a_cell_has_spoilt_is_no_rest(base: Path, content: bytes) -> None:
+    made = Staging.create("k1")
+    (made.path / "stdout.rest").write_bytes(content)
+    assert made.rest("stdout") == StreamRest()
+    made.remove()
+
+
+@pytest.mark.parametrize("name", ["stdout.rest", "kernel.log"])
+def test_a_pipe_or_a_link_in_the_place_of_a_file_is_not_read(base: Path, name: str, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"s" * (8 + REST_SIZE))
+    made = Staging.create("k1")
+    (made.path / name).unlink()
+    os.mkfifo(made.path / name)
+    assert (made.rest("stdout"), made.log_tail()) == (StreamRest(), "")
+    (made.path / name).unlink()
+    (made.path / name).symlink_to(secret)
+    assert (made.rest("stdout"), made.log_tail()) == (StreamRest(), "")
+    made.remove()
