@@ -194,7 +194,7 @@ class CellExecution:
             exit_code=exit_code,
             error=error,
             execution_count=count,
-            idle_missing=self._reply is not None and not self._idle and fate is Fate.KEEP,
+            idle_missing=self._reply is not None and not self._idle,
         )
 
 

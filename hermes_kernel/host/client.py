@@ -1,7 +1,7 @@
 """The Jupyter client of our kernels, for nbclient and everybody who drives a manager by hand."""
 
-import asyncio
 import time
+from queue import Empty
 from typing import Any
 
 import zmq.asyncio
@@ -11,6 +11,7 @@ from traitlets import Instance, default
 from .supervisor import SOCKET_OPTIONS
 
 POLL = 0.05  # seconds between two looks at the process while nothing arrives
+ASK_AGAIN = 0.2  # seconds without a message on IOPub until the kernel is asked once more
 
 
 def client_context() -> zmq.asyncio.Context:
@@ -43,27 +44,35 @@ class HermesKernelClient(AsyncKernelClient):
         super().start_channels(shell=shell, iopub=iopub, stdin=stdin, hb=hb, control=control)
 
     async def _async_wait_for_ready(self, timeout: float | None = None) -> None:
-        """Wait for the kernel's welcome and its first answer.
+        """Wait for the kernel's first answer, and for a message that shows that IOPub is subscribed.
 
         Raises RuntimeError if the kernel ends before, or does not answer within *timeout* seconds.
         """
         deadline = float("inf") if timeout is None else time.monotonic() + timeout
-        request = self.kernel_info()
+        ask_again = 0.0
+        asked: set[str] = set()
         answer: dict[str, Any] | None = None
-        welcomed = False
-        while answer is None or not welcomed:
-            channel = self.iopub_channel if answer is not None else self.shell_channel
-            if await channel.socket.poll(int(POLL * 1000)):
-                message = await channel.get_msg(timeout=0)
-                if message["parent_header"].get("msg_id") == request and channel is self.shell_channel:
-                    answer = message
-                elif message["msg_type"] == "iopub_welcome":
-                    welcomed = True
-            elif not await self.is_alive():
-                raise RuntimeError("Kernel died before replying to kernel_info")
-            elif time.monotonic() > deadline:
+        subscribed = False
+        while answer is None or not subscribed:
+            now = time.monotonic()
+            if now > deadline:
                 raise RuntimeError(f"Kernel did not answer within {timeout:g} seconds")
+            if not await self.is_alive():
+                raise RuntimeError("Kernel died before replying to kernel_info")
+            # A subscription that came after the first answer misses its status: ask for another one.
+            if now >= ask_again and (answer is not None or not asked):
+                asked.add(self.kernel_info())
+                ask_again = now + ASK_AGAIN
+            try:
+                if answer is None:
+                    message = await self.shell_channel.get_msg(timeout=POLL)
+                    if message["parent_header"].get("msg_id") in asked:
+                        answer = message
+                else:
+                    await self.iopub_channel.get_msg(timeout=POLL)
+                    subscribed = True
+            except Empty:
+                pass  # nothing yet: look at the process and the clock again
         self._handle_kernel_info_reply(answer)
-        await asyncio.sleep(0)
 
     wait_for_ready = _async_wait_for_ready

@@ -175,9 +175,9 @@ class OwnedKernels:
                 raise KernelStartError("the kernel's manager was shut down while it started")
             session = KernelSession(self._supervisor, self._launcher, launched, NoTools())
             kernel.session = session
-            status = await session.ready(deadline - loop.time(), cut)
+            status = await session.ready(deadline, cut)
             if status is None and self._options.bootstrap is not None:
-                status = await session.bootstrap(self._options.bootstrap, deadline - loop.time(), cut)
+                status = await session.bootstrap(self._options.bootstrap, deadline, cut)
         except BaseException:
             await self._end(kernel, None)
             raise

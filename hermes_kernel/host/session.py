@@ -26,6 +26,7 @@ DRAIN = 0.5  # seconds for what a kernel had sent before it ended to arrive
 EXIT_WAIT = 1.0  # seconds for a kernel that said it ends to be gone; a thread of the cell's may hold it up
 END_TIMEOUT = 5.0  # seconds for a killed tree to be gone
 MAX_ANOMALIES = 100  # unreadable or forged messages before the kernel is given up
+ASK_AGAIN = 0.2  # seconds without a message on IOPub until the kernel is asked once more
 PROBE = "None"
 
 _CUT = (CellStatus.TIMED_OUT, CellStatus.INTERRUPTED)
@@ -61,8 +62,8 @@ class KernelSession:
         self._launched = launched
         self._bridge = bridge
         self._execution: CellExecution | None = None
-        self._info_id: str | None = None
-        self._welcomed = False
+        self._asked: set[str] = set()
+        self._subscribed = False
         self._answered = False
         self._degraded: str | None = None
         self._gone_channels: set[str] = set()
@@ -89,7 +90,7 @@ class KernelSession:
     @property
     def is_ready(self) -> bool:
         """Whether the kernel has answered."""
-        return self._welcomed and self._answered
+        return self._subscribed and self._answered
 
     def on_end(self, callback: Callable[[], None]) -> None:
         """Have *callback* called on the loop when the kernel process is gone."""
@@ -100,25 +101,31 @@ class KernelSession:
         """Why the kernel runs on stock paths, as it says itself."""
         return self._degraded
 
-    async def ready(self, timeout: float, cut: Cut) -> CellStatus | None:
-        """Wait until the kernel answers; return TIMED_OUT or INTERRUPTED if *cut* comes first.
+    async def ready(self, deadline: float, cut: Cut) -> CellStatus | None:
+        """Wait until the kernel answers; return INTERRUPTED if *cut* comes first.
 
-        Raises KernelStartError if it ends before, or does not answer within *timeout* seconds.
+        Raises KernelStartError if it ends before, or does not answer until *deadline* (loop time).
         """
-        self._info_id = self._connection.send("shell", "kernel_info_request", {}, {})
-        deadline = self._loop.time() + timeout
+        ask_again = -math.inf
         while not self.is_ready:
+            # A subscription that came after the first answer misses its status: ask for another one.
+            if self._loop.time() >= ask_again and (self._answered or not self._asked):
+                self._asked.add(self._connection.send("shell", "kernel_info_request", {}, {}))
+                ask_again = self._loop.time() + ASK_AGAIN
             if self._exit.done():
                 raise self._start_error("the kernel ended while it started", await self._exit)
             if cut.status is not None:
                 return cut.status
             if self._loop.time() >= deadline:
-                raise self._start_error(f"the kernel did not answer within {timeout:g} s", None)
-            await self._wait(deadline, cut)
+                raise self._start_error(
+                    "the kernel did not answer in time; is start_timeout too short?", None
+                )
+            await self._wait(min(deadline, ask_again) if self._answered else deadline, cut)
         return None
 
-    async def bootstrap(self, code: str, timeout: float, cut: Cut) -> CellStatus | None:
+    async def bootstrap(self, code: str, deadline: float, cut: Cut) -> CellStatus | None:
         """Run code of the host's before the first cell; raises KernelStartError if it fails."""
+        timeout = max(deadline - self._loop.time(), 0.001)
         times = CellTimes(timeout, None, timeout, 0, timeout)
         outcome = await self._execute(code, times, cut, silent=True)
         status = outcome.settlement.status
@@ -267,7 +274,7 @@ class KernelSession:
         execution = self._execution
         if channel == "iopub":
             self._receive_iopub(message, execution, now)
-        elif message.msg_type == "kernel_info_reply" and message.parent_id == self._info_id:
+        elif message.msg_type == "kernel_info_reply" and message.parent_id in self._asked:
             self._learn(message.content)
         elif execution is None or not execution.receive_reply(message, now):
             _log.info("%s answered nothing that was asked: %s", self._launched.handle, message.msg_type[:50])
@@ -278,8 +285,8 @@ class KernelSession:
         if message.msg_type == "stream":
             name: StreamName = message.content["name"]
             self._positions[name] = max(self._positions[name], stream_end(message) or 0)
-        if message.msg_type == "iopub_welcome":
-            self._welcomed = True
+        if message.msg_type == "iopub_welcome" or message.parent_id in self._asked:
+            self._subscribed = True
         elif execution is not None and execution.receive_iopub(message, now):
             if message.msg_type == "status":
                 self._changed.set()
@@ -294,7 +301,7 @@ class KernelSession:
 
     def _on_disconnect(self, channel: str) -> None:
         self._connection.read_all()
-        if self._welcomed:
+        if self._subscribed:
             self._gone_channels.add(channel)
         self._changed.set()
 

@@ -70,7 +70,7 @@ class HermesKernelApp(IPKernelApp):
         self.init_pdb()
         self.init_blackhole()
         self.displayhook = ZMQDisplayHook(self.session, None)
-        self._use_streams()
+        self.use_streams()
         self.kernel = self.kernel_class.instance(
             parent=self,
             session=self.session,
@@ -149,23 +149,24 @@ class HermesKernelApp(IPKernelApp):
         if self.displayhook is None:
             self.displayhook = ZMQDisplayHook(self.session, self.iopub_socket)
         self.displayhook.pub_socket = self.iopub_socket
+        sys.displayhook = self.displayhook
         directory = Path(self.abs_connection_file).parent
-        old_stderr = self.output_log.bind(self.session, self.iopub_thread, directory, self._streams)
+        old_stderr = self.output_log.bind(self.session, self.iopub_thread, directory, self.streams)
         self._log_to(old_stderr)
-        self._use_streams()
+        self.use_streams()
         self.patch_io()
+
+    def use_streams(self) -> None:
+        """Make our streams ``sys.stdout`` and ``sys.stderr``, whatever a cell has put in their place."""
+        sys.stdout, sys.stderr = self.streams
 
     def _make_streams(self) -> None:
         self.degraded = reason_for_stock_paths()
         self.output_log = OutputLog(wait=self.degraded is not None)
-        self._streams = [
+        self.streams = [
             HermesOutStream(self.output_log, "stdout"),
             HermesOutStream(self.output_log, "stderr"),
         ]
-
-    def _use_streams(self) -> None:
-        sys.stdout, sys.stderr = self._streams
-        sys.displayhook = self.displayhook
 
     def _bind_kernel(self) -> None:
         """Give the kernel its channels and start the threads that serve them."""
@@ -210,6 +211,7 @@ def configuration() -> Config:
     config.HistoryManager.enabled = False
     config.InteractiveShell.cache_size = 0  # Out would keep every value of the conversation alive
     config.InteractiveShell.colors = "nocolor"
+    config.InteractiveShell.xmode = "Minimal"  # ours are made by HermesShell; IPython's would only cost time
     config.IPKernelApp.parent_handle = os.getppid()
     if reason_for_stock_paths() is None:
         config.HermesKernel._execute_sleep = 0.0

@@ -72,9 +72,11 @@ class HermesKernel(IPythonKernel):
             self.log.error("a cell broke its own report", exc_info=True)
             reply = _broken_report(error, self.execution_count)
         if os.getpid() != self._pid:
-            sys.stdout.flush()
             os._exit(0)
+        self.parent.use_streams()
         self.output_log.repair()
+        if reply["status"] == "error" and not reply.get("traceback"):
+            reply["traceback"] = [f"{reply['ename']}: {reply['evalue']}"]
         if self.shell.exit_code is not None and self.ends_on_exit:
             self.exit_code = self.shell.exit_code
             # Nothing is awaited until the reply and the idle status are on their way.

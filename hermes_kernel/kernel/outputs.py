@@ -14,6 +14,7 @@ import os
 import select
 import struct
 import threading
+import time
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,9 +24,11 @@ FLUSH_INTERVAL = 0.2  # seconds until text that nobody flushes is sent
 SEND_AT = 256 * 1024  # characters that are sent without waiting for the interval
 CHUNK = 1024 * 1024  # characters of one message: a frame must stay far below what a client accepts
 FLUSH_TIMEOUT = 10.0  # seconds that a waiting flush waits for the IOPub thread
+OTHERS_MAY_WRITE = 20e-6  # seconds since the last text in which a child can have written; a print takes 1e-6
 READ_SIZE = 256 * 1024
 PIPE_SIZE = 1024 * 1024
 
+_TOTAL = struct.Struct("<Q")
 _F_SETPIPE_SZ = 1031  # Linux; Python has the name from 3.10 on, but not on every platform
 _log = logging.getLogger(__name__)
 
@@ -65,19 +68,22 @@ class Rest:
 
     def add(self, data: bytes) -> None:
         """Note what was written."""
-        start = self.total
-        self.total += len(data)
+        size = len(data)
+        self.total += size
         if self._map is None:
             return
-        data = data[-self._size :]
-        at = 8 + (self.total - len(data)) % self._size
+        if size > self._size:
+            data = data[-self._size :]
+            size = self._size
+        at = 8 + (self.total - size) % self._size
         room = 8 + self._size - at
-        self._map[at : at + min(room, len(data))] = data[:room]
-        if len(data) > room:
-            self._map[8 : 8 + len(data) - room] = data[room:]
+        if size <= room:
+            self._map[at : at + size] = data
+        else:
+            self._map[at : at + room] = data[:room]
+            self._map[8 : 8 + size - room] = data[room:]
         # Last: a process that dies in between has not written.
-        if start != self.total:
-            struct.pack_into("<Q", self._map, 0, self.total)
+        _TOTAL.pack_into(self._map, 0, self.total)
 
 
 class _Segment:
@@ -105,6 +111,7 @@ class OutputLog:
         self._lock = threading.RLock()
         self._segments: list[_Segment] = []
         self._pending = 0
+        self._written_at = 0.0
         self._flush_due = False
         self._forked = False
         self._session: Session | None = None
@@ -126,7 +133,15 @@ class OutputLog:
         return old
 
     def write(self, name: str, text: str, parent: dict[str, Any]) -> None:
-        """Take in text of a stream, written by the cell whose request has the header *parent*."""
+        """Take in text that Python code writes, in the cell whose request has the header *parent*."""
+        now = time.monotonic()
+        if now - self._written_at > OTHERS_MAY_WRITE:
+            self._drain_pipes()  # what a child has written before this stands before it
+        self.append(name, text, parent)
+        self._written_at = time.monotonic()
+
+    def append(self, name: str, text: str, parent: dict[str, Any]) -> None:
+        """Put text at the end of what was written."""
         try:
             data = text.encode("utf-8")
         except UnicodeEncodeError:  # a lone surrogate is no text for anybody else
@@ -154,8 +169,7 @@ class OutputLog:
         """Hand everything that was written before this call to the IOPub thread."""
         if self._forked:
             return
-        for pipe in self._pipes:
-            pipe.drain()
+        self._drain_pipes()
         self._send()
         iopub = self._iopub
         if self._wait and iopub is not None and iopub.thread.is_alive():
@@ -165,6 +179,11 @@ class OutputLog:
             iopub.schedule(sent.set)
             if not sent.wait(FLUSH_TIMEOUT):
                 _log.warning("the IOPub thread did not send within %s s", FLUSH_TIMEOUT)
+
+    def _drain_pipes(self) -> None:
+        if not self._forked:
+            for pipe in self._pipes:
+                pipe.drain()
 
     def repair(self) -> None:
         """Reopen the descriptors 1 and 2 if a cell has closed them."""
@@ -328,7 +347,7 @@ class _DescriptorPipe:
         self._stream = stream
         self._number = stream.fileno()
         self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may print while its thread reads here
         self._read_end, self._write_end = os.pipe()
         os.set_blocking(self._read_end, False)
         self._enlarge()
@@ -374,7 +393,7 @@ class _DescriptorPipe:
             return False
         text = self._decoder.decode(data)
         if text:
-            self._stream._output_log.write(self._stream.name, text, self._stream.latest_parent)
+            self._stream._output_log.append(self._stream.name, text, self._stream.latest_parent)
         return len(data) == READ_SIZE
 
     def _enlarge(self) -> None:
@@ -387,7 +406,7 @@ class _DescriptorPipe:
             _log.info("the pipe of descriptor %d keeps its size: %s", self._number, error)
 
     def _after_fork(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

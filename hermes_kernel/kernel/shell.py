@@ -4,6 +4,7 @@ import os
 import sys
 import traceback
 import warnings
+from contextlib import redirect_stderr, redirect_stdout
 from typing import Any
 
 from ipykernel.zmqshell import ZMQInteractiveShell
@@ -67,15 +68,19 @@ class HermesShell(ZMQInteractiveShell):
         manager.token_transformers = []
 
     async def run_cell_async(self, *args: Any, **kwargs: Any) -> Any:
-        """Run a cell; note how it ended, and let no exception of the cell's break its own report."""
+        """Run a cell; note how it ended."""
         self.exit_code = None
         result = await super().run_cell_async(*args, **kwargs)
-        error = result.error_in_exec
-        if isinstance(error, SystemExit):
-            self.exit_code = exit_code_of(error)
-        if error is not None:
-            result.error_in_exec = printable(error)
+        if isinstance(result.error_in_exec, SystemExit):
+            self.exit_code = exit_code_of(result.error_in_exec)
         return result
+
+    async def run_code(self, code_obj: Any, result: Any = None, *, async_: bool = False) -> Any:
+        """Run a part of a cell; let no exception of the cell's break its own report."""
+        failed = await super().run_code(code_obj, result, async_=async_)
+        if result is not None and result.error_in_exec is not None:
+            result.error_in_exec = printable(result.error_in_exec)
+        return failed
 
     def showtraceback(
         self,
@@ -102,7 +107,10 @@ class HermesShell(ZMQInteractiveShell):
         self._showtraceback(etype, value, plain_traceback(value, None))
 
     def _showtraceback(self, etype: type, evalue: BaseException, stb: list[str]) -> None:
-        super()._showtraceback(etype, printable(evalue), stb)
+        # The cell may have put anything in the place of the streams; ipykernel flushes what it finds there.
+        app = self.kernel.parent
+        with redirect_stdout(app.streams[0]), redirect_stderr(app.streams[1]):
+            super()._showtraceback(etype, printable(evalue), stb)
 
     def _ends_kernel(self) -> bool:
         return bool(self.kernel.ends_on_exit)

@@ -1,5 +1,0 @@
-"""The command line."""
-
-
-def main() -> None:
-    """Placeholder until the commands are here."""

@@ -1,0 +1,72 @@
+"""The commands, and the edge where what went wrong becomes one sentence and an exit code."""
+
+import errno
+import os
+import sys
+from typing import Any
+
+import click
+
+from .. import __version__
+from ..errors import HermesKernelError, KernelStartError
+from .doctor import doctor
+from .interruption import exit_code_of_interrupt
+from .run import run
+
+CANNOT = 2
+"""Exit code of a usage, configuration or start error; click's usage errors have it too."""
+
+BROKEN_PIPE = 141
+"""Exit code if the reader of our output has gone, as a shell reports a death by SIGPIPE."""
+
+
+class Commands(click.Group):
+    """A group whose commands may raise what this package raises; the user gets no traceback for it."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the chosen command."""
+        try:
+            return super().invoke(ctx)
+        except HermesKernelError as error:
+            click.echo(f"Error: {_sentence(error)}", err=True)
+            ctx.exit(CANNOT)
+        except KeyboardInterrupt:
+            ctx.exit(exit_code_of_interrupt())
+        except OSError as error:  # files are read and written where it is known which; this is our output
+            _drop_output()
+            if error.errno == errno.EPIPE:
+                ctx.exit(BROKEN_PIPE)
+            click.echo(f"Error: the output cannot be written: {error}; send it to another place", err=True)
+            ctx.exit(CANNOT)
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="hermes-kernel")
+def main() -> None:
+    """Run notebooks and scripts on live Jupyter kernels.
+
+    Exit codes: 0 all is well, 1 a cell failed, 2 a usage, configuration or start error, 130 interrupted.
+    """
+
+
+main.add_command(run)
+main.add_command(doctor)
+
+
+def _sentence(error: HermesKernelError) -> str:
+    """What the user reads: a sentence and, for a kernel that did not start, the end of its log below."""
+    if not isinstance(error, KernelStartError):
+        return str(error)
+    sentence = f"{error.message}; `hermes-kernel doctor` shows what a kernel needs"
+    return f"{sentence}\n{error.log_tail}" if error.log_tail else sentence
+
+
+def _drop_output() -> None:
+    """Let what is still buffered go nowhere: the interpreter would complain about it at its end."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:  # this one is the broken one
+            os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)

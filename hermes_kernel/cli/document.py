@@ -1,0 +1,67 @@
+"""What is to be run, wherever it comes from."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from ..errors import ConfigError
+from .script import Cell, cells_of, decoded
+
+if TYPE_CHECKING:
+    from .notebook import Notebook
+
+STDIN = Path("-")
+
+
+@dataclass(frozen=True)
+class Document:
+    """A file's cells, and the notebook that keeps their outputs if there is one."""
+
+    name: str
+    cells: list[Cell]
+    notebook: "Notebook | None"
+
+    @classmethod
+    def read(cls, file: Path, *, with_notebook: bool) -> Self:
+        """Read a script, a notebook or (``-``) a script from stdin; raises ConfigError if that fails."""
+        name = "standard input" if file == STDIN else str(file)
+        suffix = file.suffix.lower()
+        if file == STDIN:
+            raw = _bytes_of_stdin()
+        elif suffix in (".py", ".ipynb") or not file.is_file():
+            raw = _bytes_of(file)
+        else:
+            raise ConfigError(f"{file} is neither a .py nor a .ipynb file; pipe a script into `run -`")
+        if suffix == ".ipynb" and raw.strip():
+            notebook = _notebook_class().read(raw, name)
+            return cls(name, notebook.cells(), notebook)
+        cells = cells_of(decoded(raw, name))
+        return cls(name, cells, _notebook_class().of(cells) if with_notebook else None)
+
+
+def _bytes_of_stdin() -> bytes:
+    stream = getattr(sys.stdin, "buffer", None)
+    if stream is None:
+        raise ConfigError("there is no standard input to read; give a file")
+    raw: bytes = stream.read()
+    return raw
+
+
+def _bytes_of(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except FileNotFoundError:
+        raise ConfigError(f"{file} does not exist; give an existing file") from None
+    except IsADirectoryError:
+        raise ConfigError(f"{file} is a directory; give a .py or .ipynb file in it") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file} cannot be read: {error}; give a file that can") from error
+
+
+def _notebook_class() -> "type[Notebook]":
+    # nbformat loads jsonschema, which takes longer than a kernel's start where all of its formats are
+    # installed: a script that is only run must not pay for it.
+    from .notebook import Notebook
+
+    return Notebook

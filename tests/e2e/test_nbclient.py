@@ -1,0 +1,245 @@
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from jupyter_core.utils import ensure_event_loop
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+
+from hermes_kernel import ConfigError, HermesKernelManager, KernelStartError
+
+from .. import traces
+
+NOTEBOOKS = Path(__file__).parent.parent / "notebooks"
+
+pytestmark = pytest.mark.usefixtures("leaves_nothing")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def event_loop_of_run_sync() -> None:
+    """nbclient's blocking calls keep one event loop for each thread, for good: it is not a leak of ours."""
+    ensure_event_loop()
+
+
+def notebook(*cells: str) -> nbformat.NotebookNode:
+    node = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    node.metadata.kernelspec = {"name": "no-such-kernel", "display_name": "written elsewhere"}
+    return node
+
+
+def run(node: nbformat.NotebookNode, **options: object) -> nbformat.NotebookNode:
+    client = NotebookClient(node, kernel_manager_class=HermesKernelManager, **options)
+    client.execute()
+    return node
+
+
+def test_a_notebook_runs_without_an_installed_kernel_spec_whatever_kernel_it_names() -> None:
+    node = run(notebook("print('hi')", "6 * 7"))
+    assert node.cells[0].outputs[0].text == "hi\n"
+    assert node.cells[1].outputs[0].data["text/plain"] == "42"
+    assert node.metadata.language_info.name == "python"
+    nbformat.validate(node)
+
+
+@pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.stem)
+def test_the_notebooks_give_the_outputs_that_they_hold(path: Path) -> None:
+    wanted = nbformat.read(path, as_version=4)
+    got = run(nbformat.read(path, as_version=4), allow_errors=True)
+    for before, after in zip(wanted.cells, got.cells, strict=True):
+        if before.cell_type == "code":
+            assert after.outputs == before.outputs, before.source
+
+
+def test_the_working_directory_is_the_hosts_unless_one_is_given(tmp_path: Path) -> None:
+    code = "import os; print(os.getcwd())"
+    assert run(notebook(code)).cells[0].outputs[0].text == f"{os.getcwd()}\n"
+    node = run(notebook(code), resources={"metadata": {"path": str(tmp_path)}})
+    assert node.cells[0].outputs[0].text == f"{tmp_path}\n"
+
+
+def test_a_manager_can_be_started_under_one_loop_and_used_under_another() -> None:
+    manager = HermesKernelManager()
+    asyncio.run(manager.start_kernel())
+    try:
+        first, second = notebook("x = 6"), notebook("x * 7")
+        for node in (first, second):
+            client = NotebookClient(node, km=manager)
+            asyncio.run(client.async_execute())
+            client.kc.stop_channels()
+        assert second.cells[0].outputs[0].data["text/plain"] == "42"
+        assert asyncio.run(manager.is_alive())
+    finally:
+        asyncio.run(manager.shutdown_kernel())
+
+
+def test_an_error_in_a_cell_is_an_error_of_the_notebook() -> None:
+    with pytest.raises(CellExecutionError, match="ZeroDivisionError"):
+        run(notebook("1 / 0"))
+    node = run(notebook("1 / 0", "print('on')"), allow_errors=True)
+    assert node.cells[0].outputs[0].ename == "ZeroDivisionError"
+    assert node.cells[1].outputs[0].text == "on\n"
+
+
+def test_a_cell_that_runs_too_long_times_out_and_its_kernel_goes() -> None:
+    with pytest.raises(CellTimeoutError):
+        run(notebook("import time; time.sleep(600)"), timeout=1)
+
+
+@pytest.mark.parametrize("code", ["import time; time.sleep(600)", "import asyncio; await asyncio.sleep(600)"])
+def test_interrupt_on_timeout_reaches_sleeping_and_awaiting_cells(code: str) -> None:
+    node = run(notebook(code, "print('on')"), timeout=1, interrupt_on_timeout=True, allow_errors=True)
+    assert node.cells[0].outputs[0].ename in ("KeyboardInterrupt", "CancelledError")
+    assert node.cells[1].outputs[0].text == "on\n"
+
+
+@pytest.mark.parametrize("allow_errors", [False, True])
+def test_a_kernel_that_dies_is_noticed(allow_errors: bool) -> None:
+    with pytest.raises(DeadKernelError):
+        run(notebook("import os; os._exit(3)"), allow_errors=allow_errors)
+
+
+@pytest.mark.parametrize("code", ["import sys; sys.exit(3)", "exit()", "quit"])
+def test_a_cell_that_exits_ends_the_notebook(code: str) -> None:
+    with pytest.raises(CellExecutionError, match="SystemExit"):
+        run(notebook(code))
+
+
+def test_input_is_refused_at_once() -> None:
+    with pytest.raises(CellExecutionError, match="nobody can answer"):
+        run(notebook("input('who? ')"))
+
+
+def test_a_restart_keeps_the_addresses_and_loses_the_state() -> None:
+    async def main() -> None:
+        manager = HermesKernelManager()
+        await manager.start_kernel()
+        client = manager.client()
+        client.start_channels()
+        try:
+            await client.wait_for_ready(timeout=30)
+            await client.execute_interactive("x = 1", output_hook=lambda _: None)
+            before = manager.get_connection_info()
+            await manager.restart_kernel()
+            assert manager.get_connection_info() == before
+            await client.wait_for_ready(timeout=30)
+            reply = await client.execute_interactive("x", output_hook=lambda _: None)
+            assert reply["content"]["ename"] == "NameError"
+        finally:
+            client.stop_channels()
+            await manager.shutdown_kernel()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("now", [False, True])
+def test_a_kernel_that_has_ended_by_itself_can_be_shut_down(now: bool) -> None:
+    async def main() -> None:
+        manager = HermesKernelManager()
+        await manager.start_kernel()
+        await manager.signal_kernel(9)
+        await manager.provisioner.wait()
+        assert not await manager.is_alive()
+        await manager.shutdown_kernel(now=now)
+        await manager.cleanup_resources()
+
+    asyncio.run(main())
+
+
+def test_two_clients_of_one_manager_do_not_take_each_others_replies() -> None:
+    async def main() -> list[str]:
+        manager = HermesKernelManager()
+        await manager.start_kernel()
+        clients = [manager.client() for _ in range(2)]
+        try:
+            for client in clients:
+                client.start_channels()
+                await client.wait_for_ready(timeout=30)
+            asked = [client.execute(f"{n}", reply=True, timeout=30) for n, client in enumerate(clients)]
+            return [reply["content"]["status"] for reply in await asyncio.gather(*asked)]
+        finally:
+            for client in clients:
+                client.stop_channels()
+            await manager.shutdown_kernel(now=True)
+
+    assert asyncio.run(main()) == ["ok", "ok"]
+
+
+def test_a_manager_that_nobody_shuts_down_is_ended_with_its_interpreter(runtime: Path) -> None:
+    code = (
+        "import asyncio; from hermes_kernel import HermesKernelManager\n"
+        "km = HermesKernelManager(); asyncio.run(km.start_kernel())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert traces.kernels_of(runtime) == []
+
+
+@pytest.mark.parametrize("option", ["preexec_fn", "pass_fds", "executable", "user", "shell"])
+def test_a_keyword_that_would_reach_into_the_process_is_refused(option: str) -> None:
+    async def main() -> None:
+        manager = HermesKernelManager()
+        with pytest.raises(ConfigError, match=option):
+            await manager.start_kernel(**{option: None})
+
+    asyncio.run(main())
+
+
+def test_a_foreign_provisioner_is_refused() -> None:
+    from jupyter_client.provisioning.local_provisioner import LocalProvisioner
+
+    async def main() -> None:
+        manager = HermesKernelManager()
+        manager.provisioner = LocalProvisioner(parent=manager, kernel_spec=manager.kernel_spec)
+        with pytest.raises(ConfigError, match="LocalProvisioner"):
+            await manager.start_kernel()
+
+    asyncio.run(main())
+
+
+def test_a_kernel_that_ends_while_it_starts_is_noticed_at_once(tmp_path: Path) -> None:
+    script = tmp_path / "python"
+    script.write_text(f'#!/bin/sh\n[ "$2" = \'-P\' ] || exec {sys.executable} "$@"\nexit 3\n')
+    script.chmod(0o755)
+    manager = HermesKernelManager(python=str(script))
+    client = NotebookClient(notebook("1"), km=manager)
+    with pytest.raises(RuntimeError, match="died"):
+        client.execute()
+    asyncio.run(manager.shutdown_kernel(now=True))
+
+
+def test_an_interpreter_that_cannot_be_found_is_named() -> None:
+    with pytest.raises(ConfigError, match="no-such-python"):
+        HermesKernelManager(python="no-such-python")
+
+
+def test_a_start_that_fails_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr("hermes_kernel.process.tree.start", refuse)
+
+    async def main() -> None:
+        manager = HermesKernelManager()
+        with pytest.raises(KernelStartError, match="Cannot allocate memory"):
+            await manager.start_kernel()
+        assert not await manager.is_alive()
+
+    asyncio.run(main())
+
+
+def test_magics_can_be_forbidden() -> None:
+    manager = HermesKernelManager(allow_magics=False)
+    asyncio.run(manager.start_kernel())
+    try:
+        for cell in ("%time 1", "!echo x", "len?", "%%bash\necho x", "ls"):
+            node = notebook(cell)
+            client = NotebookClient(node, km=manager, allow_errors=True)
+            client.execute()
+            client.kc.stop_channels()
+            assert node.cells[0].outputs[0].output_type == "error", cell
+    finally:
+        asyncio.run(manager.shutdown_kernel())

@@ -1,0 +1,247 @@
+"""The output log and its streams, with an IOPub thread that is only a list."""
+
+import os
+import struct
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jupyter_client.session import Session
+
+from hermes_kernel.kernel.outputs import CHUNK, SEND_AT, HermesOutStream, OutputLog, Rest
+
+SIZE = 64
+
+
+class Later:
+    """The part of an event loop that the log uses: what is due, called by hand."""
+
+    def __init__(self) -> None:
+        self.due: list[Callable[[], None]] = []
+
+    def call_later(self, delay: float, function: Callable[[], None]) -> None:
+        self.due.append(function)
+
+
+class FakeIOPub:
+    """Takes what is sent, and runs what is scheduled at once."""
+
+    def __init__(self) -> None:
+        self.io_loop = Later()
+        self.thread = threading.Thread()
+        self.sent: list[list[bytes]] = []
+
+    def schedule(self, f: Callable[[], None]) -> None:
+        f()
+
+    def send_multipart(self, frames: list[bytes], **_: Any) -> None:
+        self.sent.append(frames)
+
+
+class Wire:
+    """A log bound to a fake IOPub, and what has come out of it."""
+
+    def __init__(self, directory: Path | None = None) -> None:
+        self.log = OutputLog()
+        self.iopub = FakeIOPub()
+        self.session = Session(key=b"k")
+        self.stdout = HermesOutStream(self.log, "stdout")
+        self.stderr = HermesOutStream(self.log, "stderr")
+        if directory is not None:
+            for name in ("stdout", "stderr"):
+                (directory / f"{name}.rest").write_bytes(bytes(8 + SIZE))
+        self.log._pipes = []
+        os.close(self._bind(directory))
+
+    def _bind(self, directory: Path | None) -> int:
+        return self.log.bind(self.session, self.iopub, directory, [])
+
+    def messages(self) -> list[tuple[str, str, int]]:
+        reader = Session(key=b"k")
+        out = []
+        for frames in self.iopub.sent:
+            _, parts = reader.feed_identities(frames)
+            message = reader.deserialize(parts)
+            content = message["content"]
+            out.append((content["name"], content["text"], message["metadata"]["hermes"]["end"]))
+        return out
+
+    def texts(self) -> list[tuple[str, str]]:
+        return [(name, text) for name, text, _ in self.messages()]
+
+
+def test_what_is_written_alternately_arrives_alternately() -> None:
+    wire = Wire()
+    for n in range(3):
+        wire.stdout.write(f"out {n}\n")
+        wire.stderr.write(f"err {n}\n")
+    wire.stdout.flush()
+    assert wire.texts() == [(name, f"{name[3:]} {n}\n") for n in range(3) for name in ("stdout", "stderr")]
+
+
+def test_nothing_is_sent_before_a_flush_and_everything_with_one() -> None:
+    wire = Wire()
+    wire.stdout.write("a")
+    wire.stdout.write("b")
+    assert wire.texts() == []
+    assert len(wire.iopub.io_loop.due) == 1
+    wire.stderr.flush()
+    assert wire.texts() == [("stdout", "ab")]
+    wire.iopub.io_loop.due.pop()()
+    assert wire.texts() == [("stdout", "ab")]
+
+
+def test_a_lot_is_sent_without_a_flush_in_messages_that_a_client_accepts() -> None:
+    wire = Wire()
+    text = "é" * (2 * CHUNK + 5)
+    wire.stdout.write(text)
+    assert "".join(text for _, text in wire.texts()) == text
+    assert [len(text) for _, text in wire.texts()] == [CHUNK, CHUNK, 5]
+    assert [end for _, _, end in wire.messages()] == [2 * CHUNK, 4 * CHUNK, 4 * CHUNK + 10]
+    small = Wire()
+    small.stdout.write("x" * (SEND_AT - 1))
+    assert small.texts() == []
+
+
+def test_each_message_says_how_much_had_been_written_by_its_end() -> None:
+    wire = Wire()
+    wire.stdout.write("é")
+    wire.stdout.flush()
+    wire.stderr.write("xyz")
+    wire.stdout.write("b")
+    wire.stdout.flush()
+    assert wire.messages() == [("stdout", "é", 2), ("stderr", "xyz", 3), ("stdout", "b", 3)]
+
+
+def test_text_goes_to_the_cell_that_wrote_it() -> None:
+    wire = Wire()
+    headers = [Session().msg("execute_request") for _ in range(2)]
+    for header in headers:
+        wire.stdout.set_parent(header)
+        wire.stdout.write("x")
+    token = wire.stdout.set_thread_parent(headers[0])
+    wire.stdout.write("y")
+    wire.stdout.reset_thread_parent(token)
+    wire.stdout.write("z")
+    wire.stdout.flush()
+    reader = Session(key=b"k")
+    parents = [
+        reader.deserialize(reader.feed_identities(f)[1])["parent_header"]["msg_id"] for f in wire.iopub.sent
+    ]
+    first, second = (h["header"]["msg_id"] for h in headers)
+    assert parents == [first, second, first, second]
+
+
+def test_a_lone_surrogate_is_written_as_its_escape() -> None:
+    wire = Wire()
+    assert wire.stdout.write("a\ud800b") == 3
+    wire.stdout.flush()
+    assert wire.texts() == [("stdout", "a\\ud800b")]
+
+
+@given(st.lists(st.binary(max_size=7), max_size=30))
+def test_bytes_come_out_as_their_text_however_they_are_cut(pieces: list[bytes]) -> None:
+    wire = Wire()
+    for piece in pieces:
+        assert wire.stdout.buffer.write(piece) == len(piece)
+    wire.stdout.buffer.write(b"\n")
+    wire.stdout.flush()
+    whole = (b"".join(pieces) + b"\n").decode("utf-8", "backslashreplace")
+    assert "".join(text for _, text in wire.texts()) == whole
+
+
+def test_a_stream_cannot_be_closed_and_is_what_a_script_expects_of_one() -> None:
+    wire = Wire()
+    wire.stdout.write("a")
+    wire.stdout.close()
+    assert wire.texts() == [("stdout", "a")]
+    assert not wire.stdout.closed
+    wire.stdout.write("b")
+    wire.stdout.reconfigure(encoding="utf-8", line_buffering=True)
+    assert (wire.stdout.fileno(), wire.stderr.fileno()) == (1, 2)
+    assert wire.stdout.writable()
+    assert not wire.stdout.isatty()
+    assert not wire.stdout.readable()
+    with pytest.raises(TypeError, match="must be str, not bytes"):
+        wire.stdout.write(b"x")  # type: ignore[arg-type]
+    print("c", file=wire.stdout, flush=True)
+    assert wire.texts()[-1] == ("stdout", "bc\n")
+
+
+def read_rest(path: Path) -> tuple[int, bytes]:
+    raw = path.read_bytes()
+    return struct.unpack_from("<Q", raw)[0], raw[8:]
+
+
+@given(st.lists(st.binary(max_size=3 * SIZE), max_size=20))
+def test_the_end_of_what_was_written_can_be_read_from_the_file(writes: list[bytes]) -> None:
+    path = Path(os.environ["XDG_RUNTIME_DIR"]) / "ring"
+    path.write_bytes(bytes(8 + SIZE))
+    rest = Rest(path)
+    for data in writes:
+        rest.add(data)
+    total, ring = read_rest(path)
+    everything = b"".join(writes)
+    assert total == rest.total == len(everything)
+    cut = total % SIZE
+    ordered = ring[:total] if total <= SIZE else ring[cut:] + ring[:cut]
+    assert ordered == everything[-SIZE:]
+    path.unlink()
+
+
+def test_what_was_written_and_not_sent_is_in_the_file(tmp_path: Path) -> None:
+    wire = Wire(tmp_path)
+    wire.stdout.write("sent")
+    wire.stdout.flush()
+    wire.stdout.write(" and not")
+    total, ring = read_rest(tmp_path / "stdout.rest")
+    assert (total, ring[:total]) == (12, b"sent and not")
+    assert read_rest(tmp_path / "stderr.rest")[0] == 0
+
+
+def test_without_a_file_everything_else_works(tmp_path: Path) -> None:
+    rest = Rest(tmp_path / "nothing")
+    rest.add(b"x")
+    assert rest.total == 1
+
+
+def test_a_forked_child_writes_to_the_descriptor_and_sends_nothing() -> None:
+    wire = Wire()
+    read_end, write_end = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.dup2(write_end, 1)
+        wire.stdout.write("from the child\n")
+        wire.stdout.flush()
+        os._exit(0 if not wire.iopub.sent else 1)
+    os.close(write_end)
+    with open(read_end, "rb") as pipe:
+        assert pipe.read() == b"from the child\n"
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_writers_in_many_threads_lose_nothing() -> None:
+    wire = Wire()
+    threads = [
+        threading.Thread(target=lambda: [print("x", file=wire.stdout, flush=n % 7 == 0) for n in range(500)])
+        for _ in range(8)
+    ]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    wire.stdout.flush()
+    assert "".join(text for _, text in wire.texts()).count("x") == 4000
+    ends = [end for _, _, end in wire.messages()]
+    assert ends == sorted(ends)
+    assert ends[-1] == 8000
