@@ -5,12 +5,15 @@ This file also runs in the kernel's interpreter: standard library only, Python 3
 """
 
 import json
+import math
 from typing import Any
 
 JSON_LIMIT = 100_000
 """Most characters of one result's JSON; a tool result above it is cut off by the agent (contract ENT-04)."""
 
 _CUT_ORDER = ("output", "error", "warning", "hint")
+_NESTED_TEXT = 300
+_NESTED_ITEMS = 20
 _HEAD_SHARE = 0.4  # of what is kept, the rest is the tail: the end of an output says how it ended
 
 
@@ -35,13 +38,30 @@ def plain_text(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
+def plain(value: Any) -> Any:
+    """Return a JSON-like *value* with all its texts valid Unicode, and null for what JSON does not have."""
+    match value:
+        case str():
+            return plain_text(value)
+        case float() if not math.isfinite(value):
+            return None
+        case dict():
+            return {plain_text(str(key)): plain(item) for key, item in value.items()}
+        case list() | tuple():
+            return [plain(item) for item in value]
+    return value
+
+
 def cut_to_limit(payload: dict[str, Any], limit: int = JSON_LIMIT) -> dict[str, Any]:
     """Return *payload* so that its JSON has at most *limit* characters, with its long texts cut if needed.
 
-    ``output`` is cut first, then ``error``, ``warning`` and ``hint``; each keeps its head, its tail and a
-    notice that says how much is missing.
+    Lists and their texts are shortened first; then ``output`` is cut, then ``error``, ``warning`` and
+    ``hint``. A text that is cut keeps its head, its tail and a notice that says how much is missing.
     """
-    payload = {key: plain_text(value) if isinstance(value, str) else value for key, value in payload.items()}
+    payload = plain(payload)
+    if len(json_text(payload)) <= limit:
+        return payload
+    payload = {key: value if isinstance(value, str) else _shortened(value) for key, value in payload.items()}
     for key in _CUT_ORDER:
         text = payload.get(key)
         excess = len(json_text(payload)) - limit
@@ -62,6 +82,18 @@ def json_text(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
+def _shortened(value: Any) -> Any:
+    """Bound what is nested: it names things, and is not where a result is told."""
+    match value:
+        case str() if len(value) > _NESTED_TEXT:
+            return value[:_NESTED_TEXT] + "…"
+        case dict():
+            return {key[:_NESTED_TEXT]: _shortened(item) for key, item in list(value.items())[:_NESTED_ITEMS]}
+        case list():
+            return [_shortened(item) for item in value[:_NESTED_ITEMS]]
+    return value
+
+
 def _cut_to(text: str, room: int) -> str:
     """Cut *text* so that its JSON form has at most *room* characters, or down to the notice alone."""
     kept = len(text)
@@ -72,8 +104,10 @@ def _cut_to(text: str, room: int) -> str:
         notice = f"\n[... {len(text) - kept} of {len(text)} characters TRUNCATED from this result ...]\n"
         cut = text[:head] + notice + text[len(text) - tail :]
         size = len(json_text(cut))
-        if size <= room or kept == 0:
+        if size <= room:
             return cut
+        if kept == 0:
+            return min(text, cut, key=lambda shown: len(json_text(shown)))
         kept = min(kept - 1, kept * max(room, 0) // size)
 
 

@@ -57,7 +57,7 @@ class Limits:
     """
 
     max_kernels: int = 4
-    idle_timeout: float = 1800
+    idle_timeout: float = 1800.0
     start_timeout: float = 30
     timeout: float | None = 300
     queue_timeout: float | None = None
@@ -76,15 +76,17 @@ class Limits:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "timeout", checked_time_limit("timeout", self.timeout))
-        for name in ("start_timeout", "interrupt_grace", "idle_grace"):
+        for name in ("idle_timeout", "start_timeout", "interrupt_grace", "idle_grace"):
             object.__setattr__(self, name, _checked_seconds(name, getattr(self, name)))
         if self.start_timeout == 0:
             raise ConfigError("start_timeout=0: a kernel needs some time to start; give seconds above 0")
         _check_choice("isolation", self.isolation, _ISOLATION)
         _check_choice("start_method", self.start_method, _START_METHODS)
         for field in fields(self):
-            if field.name in _LATER and getattr(self, field.name) != field.default:
-                raise not_available(field.name, getattr(self, field.name))
+            value = getattr(self, field.name)
+            # An equal value of another type is a mistake too: True is not 1.
+            if field.name in _LATER and (value != field.default or type(value) is not type(field.default)):
+                raise not_available(field.name, value)
         if self.start_method == "fork":
             raise not_available("start_method", self.start_method)
 
@@ -116,12 +118,13 @@ def checked_time_limit(name: str, value: object) -> float | None:
 def _checked_seconds(name: str, value: object, *, finite: bool = True) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ConfigError(f"{name}={value!r} is a {type(value).__name__}; give a number of seconds")
-    if math.isnan(value) or value < 0 or (finite and math.isinf(value)):
-        raise ConfigError(f"{name}={value!r} is not a time; give a number of seconds, 0 or more")
     try:
-        return float(value)
+        seconds = float(value)
     except OverflowError:
         raise ConfigError(f"{name} is a whole number too large for a time; give seconds") from None
+    if math.isnan(seconds) or seconds < 0 or (finite and math.isinf(seconds)):
+        raise ConfigError(f"{name}={value!r} is not a time; give a number of seconds, 0 or more")
+    return seconds
 
 
 def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:

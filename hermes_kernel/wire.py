@@ -7,7 +7,6 @@ import json
 from typing import Any
 
 from jupyter_client.jsonutil import json_clean, json_default
-from jupyter_client.session import json_packer
 
 PACKER = "hermes_kernel.wire.pack"
 UNPACKER = "jupyter_client.session.json_unpacker"
@@ -17,7 +16,12 @@ UNPACKER = "jupyter_client.session.json_unpacker"
 def pack(message: Any) -> bytes:
     """Serialise a part of a Jupyter message; text that is not valid Unicode is escaped, not refused."""
     try:
-        return json_packer(message)
-    except UnicodeEncodeError:  # a lone surrogate, in the code of a cell or in what it shows
-        text = json.dumps(json_clean(message), default=json_default, ensure_ascii=True, allow_nan=False)
-        return text.encode("ascii")
+        text = _dumps(message)
+    except (TypeError, ValueError):  # what JSON does not have: jupyter_client's own way out
+        text = _dumps(json_clean(message))
+    # In JSON a lone surrogate can only stand in a string, where its escape says the same.
+    return text.encode("utf-8", "backslashreplace")
+
+
+def _dumps(message: Any) -> str:
+    return json.dumps(message, default=json_default, ensure_ascii=False, allow_nan=False)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from .message import Message
-from .outputs import CellError, OutputCollector
+from .outputs import CellError, OutputCollector, cell_error
 from .request import CellTimes
 from .status import CellStatus, Fate, Phase
 
@@ -166,7 +166,8 @@ class CellExecution:
         if self._reply is None or not self._idle:
             return
         if self._cut is not None:
-            self._settle(self._cut, Fate.KEEP, exit_code=-1)
+            fate = Fate.KEEP if _exit_code(self._reply) is None else Fate.END
+            self._settle(self._cut, fate, exit_code=-1)
         else:
             self._settle_by_reply(self._reply, Fate.KEEP)
 
@@ -194,7 +195,7 @@ class CellExecution:
             exit_code=exit_code,
             error=error,
             execution_count=count,
-            idle_missing=self._reply is not None and not self._idle,
+            idle_missing=status in (CellStatus.OK, CellStatus.ERROR) and not self._idle,
         )
 
 
@@ -218,4 +219,4 @@ def _error_of(reply: Message) -> CellError | None:
         return None
     if content["status"] == "aborted":
         return CellError("Aborted", "the kernel did not run this cell", "Aborted: the kernel did not run it")
-    return CellError(content["ename"], content["evalue"], "\n".join(content.get("traceback", ())))
+    return cell_error(content["ename"], content["evalue"], content.get("traceback", []))

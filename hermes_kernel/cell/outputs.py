@@ -1,12 +1,16 @@
 """Everything that one cell showed, in the order in which it was shown."""
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ..errors import plain_text
+from ..errors import json_text, plain, plain_text
 from .message import Message
 
 StreamName = Literal["stdout", "stderr"]
+
+_JSON_MIME = re.compile(r"application/(.*\+)?json")
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,7 @@ class OutputCollector:
             case "update_display_data":
                 self._update(message)
             case "error":
-                self._fail(content["ename"], content["evalue"], content.get("traceback", []))
+                self.fail(cell_error(content["ename"], content["evalue"], content.get("traceback", [])))
 
     def add_rest(self, name: StreamName, missing: int, rest: bytes) -> int:
         """Add what a kernel had written to a stream and could not send before it ended.
@@ -126,12 +130,11 @@ class OutputCollector:
         content = message.content
         output: dict[str, Any] = {
             "output_type": message.msg_type,
-            "data": dict(content["data"]),
-            "metadata": dict(content.get("metadata", {})),
+            "data": _mime_bundle(content["data"]),
+            "metadata": plain(content.get("metadata", {})),
         }
         if message.msg_type == "execute_result":
-            count = content.get("execution_count")
-            output["execution_count"] = count if isinstance(count, int) else None
+            output["execution_count"] = _count(content.get("execution_count"))
         display_id = content.get("transient", {}).get("display_id")
         self._shown.append(_Display(output, display_id if isinstance(display_id, str) else None))
 
@@ -140,12 +143,12 @@ class OutputCollector:
         wanted = content.get("transient", {}).get("display_id")
         for shown in self._shown:
             if isinstance(shown, _Display) and wanted is not None and shown.display_id == wanted:
-                shown.output["data"] = dict(content["data"])
-                shown.output["metadata"] = dict(content.get("metadata", {}))
+                shown.output["data"] = _mime_bundle(content["data"])
+                shown.output["metadata"] = plain(content.get("metadata", {}))
 
-    def _fail(self, ename: str, evalue: str, traceback: list[str]) -> None:
+    def fail(self, error: CellError) -> None:
+        """Show an exception."""
         self._clear_if_pending()
-        error = CellError(plain_text(ename), plain_text(evalue), plain_text("\n".join(traceback)))
         self._errors.append(error)
         output = {
             "output_type": "error",
@@ -173,6 +176,28 @@ def stream_end(message: Message) -> int | None:
     hermes = message.metadata.get("hermes")
     end = hermes.get("end") if isinstance(hermes, dict) else None
     return end if isinstance(end, int) and not isinstance(end, bool) and 0 <= end < 2**63 else None
+
+
+def cell_error(ename: str, evalue: str, traceback: list[str]) -> CellError:
+    """Return the exception that a message tells of, as valid Unicode."""
+    return CellError(plain_text(ename), plain_text(evalue), plain_text("\n".join(traceback)))
+
+
+def _mime_bundle(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return *data* as a notebook may hold it: text for every type but the JSON ones."""
+    bundle: dict[str, Any] = {}
+    for mime, value in plain(dict(data)).items():
+        if _JSON_MIME.fullmatch(mime) or isinstance(value, str):
+            bundle[mime] = value
+        elif isinstance(value, list) and all(isinstance(line, str) for line in value):
+            bundle[mime] = "".join(value)
+        elif value is not None:
+            bundle[mime] = json_text(value)
+    return bundle
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
 def _text_of(shown: _Stream | _Display) -> str:

@@ -186,6 +186,8 @@ def cell_result(
     *execution_count* is the kernel's last known one, *signal* the name of the signal that ended its process
     and *lost_bytes* what was written and could not be saved from a kernel that ended.
     """
+    if settlement.error is not None and outputs.error is None:
+        outputs.fail(settlement.error)
     stdout, stderr = outputs.stdout, outputs.stderr
     shown = len(stdout.encode()) + len(stderr.encode())
     message = _message(settlement, times, signal)

@@ -1,8 +1,6 @@
 """The commands, and the edge where what went wrong becomes one sentence and an exit code."""
 
 import errno
-import os
-import sys
 from typing import Any
 
 import click
@@ -33,7 +31,6 @@ class Commands(click.Group):
         except KeyboardInterrupt:
             ctx.exit(exit_code_of_interrupt())
         except OSError as error:  # files are read and written where it is known which; this is our output
-            _drop_output()
             if error.errno == errno.EPIPE:
                 ctx.exit(BROKEN_PIPE)
             click.echo(f"Error: the output cannot be written: {error}; send it to another place", err=True)
@@ -59,14 +56,3 @@ def _sentence(error: HermesKernelError) -> str:
         return str(error)
     sentence = f"{error.message}; `hermes-kernel doctor` shows what a kernel needs"
     return f"{sentence}\n{error.log_tail}" if error.log_tail else sentence
-
-
-def _drop_output() -> None:
-    """Let what is still buffered go nowhere: the interpreter would complain about it at its end."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except OSError:  # this one is the broken one
-            os.dup2(nowhere, stream.fileno())
-    os.close(nowhere)

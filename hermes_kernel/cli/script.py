@@ -75,7 +75,7 @@ def _marker_lines(text: str) -> Iterator[int]:
     try:
         for token in tokenize.generate_tokens(io.StringIO(text).readline):
             seen = token.end[0]
-            if token.type == tokenize.COMMENT and token.start[1] == 0 and token.start[0] - 1 in candidates:
+            if token.type == tokenize.COMMENT and token.start[0] - 1 in candidates:
                 yield token.start[0] - 1
     except (tokenize.TokenError, SyntaxError):
         # Magics and broken code: from here on every line that looks like a marker is one.

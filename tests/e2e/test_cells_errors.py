@@ -1,0 +1,171 @@
+"""Cells that fail, or that ask for somebody to type: an error, at once, and the kernel is kept."""
+
+import pytest
+
+from hermes_kernel import BlockingRegistry, CellStatus
+
+from .test_cells_basics import still_answers
+
+ASKING = {
+    "input": "name = input('who? ')",
+    "input without prompt": "input()",
+    "getpass": "import getpass; getpass.getpass()",
+    "input in a thread": "import asyncio; await asyncio.to_thread(input)",
+    "kept input": "import builtins; builtins.input('who? ')",
+    "input in a function": "def ask(): return input('who? ')\nask()",
+}
+
+
+def test_asking_for_input_is_an_error_at_once_that_says_nobody_answers(registry: BlockingRegistry) -> None:
+    registry.execute("z = 1", owner="a")
+    for name, code in ASKING.items():
+        result = registry.execute(code, owner="a", timeout=5)
+        assert result.status is CellStatus.ERROR, name
+        assert result.duration < 1, name
+        assert result.error is not None
+        assert "nobody" in result.error.evalue or "not available" in result.error.evalue, name
+        assert still_answers(registry).kernel.reused, name
+    assert registry.execute("z", owner="a").value == "1"
+
+
+READING = {
+    "read(5)": "import sys; sys.stdin.read(5)",
+    "read": "import sys; sys.stdin.read()",
+    "readline": "import sys; sys.stdin.readline()",
+    "iteration": "import sys; [line for line in sys.stdin]",
+    "buffer": "import sys; sys.stdin.buffer.read()",
+    "fd 0": "import os; os.read(0, 1)",
+    "open(0)": "open(0, closefd=False).read()",
+    "fileinput": "import fileinput; list(fileinput.input(files=('-',)))",
+    "child": "import subprocess; subprocess.run(['cat'])",
+    "child's input": "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'], capture_output=True)",
+    "shell": "import os; os.system('read line')",
+    "escape": "!cat",
+    "tty": "open('/dev/tty').read()",
+}
+
+
+@pytest.mark.parametrize("name", READING)
+def test_reading_standard_input_finds_its_end_or_fails_at_once(registry: BlockingRegistry, name: str) -> None:
+    registry.execute("z = 1", owner="a")
+    result = registry.execute(READING[name], owner="a", timeout=5)
+    assert result.status in {CellStatus.OK, CellStatus.ERROR}
+    assert result.duration < 1
+    assert still_answers(registry).kernel.reused
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["breakpoint()", "import pdb; pdb.set_trace()\nx = 1", "%debug", "import pdb; pdb.run('x = 1')"],
+    ids=["breakpoint", "set_trace", "debug magic", "pdb.run"],
+)
+def test_a_debugger_does_not_hang(registry: BlockingRegistry, code: str) -> None:
+    registry.execute("1/0", owner="a")
+    result = registry.execute(code, owner="a", timeout=10)
+    assert result.status in {CellStatus.OK, CellStatus.ERROR}
+    assert still_answers(registry).kernel.reused
+    assert registry.execute("def f():\n    y = 1\n    return y\nf()", owner="a", timeout=5).value == "1"
+
+
+FAILING_REPR = {
+    "raises": ("class B:\n    def __repr__(self): raise ValueError('no')\nB()", "ValueError"),
+    "in a list": ("class B:\n    def __repr__(self): raise ValueError('no')\n[B()]", "ValueError"),
+    "not a str": ("class B:\n    def __repr__(self): return 3\nB()", "TypeError"),
+    "recursion": ("class B:\n    def __repr__(self): return repr(self)\nB()", "RecursionError"),
+    "KeyboardInterrupt": ("class B:\n    def __repr__(self): raise KeyboardInterrupt\nB()", "KeyboardInterrupt"),
+    "BaseException": (
+        "class Odd(BaseException): pass\nclass B:\n    def __repr__(self): raise Odd('odd')\nB()",
+        "Odd",
+    ),
+    "printed": ("class B:\n    def __str__(self): raise ValueError('no')\nprint(B())", "ValueError"),
+}
+
+
+def test_a_repr_that_raises_is_an_error_that_names_it(registry: BlockingRegistry) -> None:
+    for name, (code, ename) in FAILING_REPR.items():
+        result = registry.execute(code, owner="a", timeout=5)
+        assert (result.status, result.exit_code) == (CellStatus.ERROR, 1), name
+        assert result.error is not None
+        assert result.error.ename == ename, name
+        assert ename in result.text, name
+        assert ename in result.to_dict()["error"], name
+        assert still_answers(registry).execution_count == result.execution_count + 1, name
+
+
+FAILING_STR = {
+    "str raises": "class E(Exception):\n    def __str__(self): raise ValueError('no')\nraise E('e')",
+    "both raise": (
+        "class E(Exception):\n    def __str__(self): raise ValueError('no')\n    __repr__ = __str__\nraise E('e')"
+    ),
+    "str is no str": "class E(Exception):\n    def __str__(self): return 3\nraise E('e')",
+    "str exits": "class E(Exception):\n    def __str__(self): raise SystemExit(3)\nraise E('e')",
+    "str interrupts": "class E(Exception):\n    def __str__(self): raise KeyboardInterrupt\nraise E('e')",
+    "argument": "class B:\n    def __repr__(self): raise ValueError\nclass E(Exception): pass\nraise E(B())",
+    "getattr": "class E(Exception):\n    def __getattribute__(self, n): raise ValueError(n)\nraise E('e')",
+    "base": "class E(BaseException):\n    def __str__(self): raise ValueError\nraise E",
+}
+
+
+def test_an_exception_whose_str_fails_is_still_an_error_of_its_class(registry: BlockingRegistry) -> None:
+    for name, code in FAILING_STR.items():
+        result = registry.execute(code, owner="a", timeout=5)
+        assert (result.status, result.exit_code) == (CellStatus.ERROR, 1), name
+        assert result.error is not None
+        assert result.error.ename == "E", name
+        assert "E" in result.error.traceback, name
+        assert still_answers(registry).execution_count == result.execution_count + 1, name
+
+
+ERRORS = {
+    "syntax": ("def (", "SyntaxError"),
+    "indentation": ("if 1:\nx = 1", "IndentationError"),
+    "name": ("nowhere", "NameError"),
+    "interrupt by hand": ("raise KeyboardInterrupt", "KeyboardInterrupt"),
+    "SIGINT": ("import os, signal, time; os.kill(os.getpid(), signal.SIGINT); time.sleep(5)", "KeyboardInterrupt"),
+    "GeneratorExit": ("raise GeneratorExit", "GeneratorExit"),
+    "cancelled": ("import asyncio; raise asyncio.CancelledError", "CancelledError"),
+    "recursion": ("def f(): f()\nf()", "RecursionError"),
+    "memory": ("x = 'a' * 2**62", "MemoryError"),
+    "digits": ("print(10 ** 5000)", "ValueError"),
+    "group": ("raise ExceptionGroup('g', [ValueError(1), TypeError(2)])", "ExceptionGroup"),
+    "long source": ("x = " + "(" * 5000 + ")" * 5000, "SyntaxError"),
+    "cause": ("try: 1/0\nexcept Exception as e: raise OSError('late') from e", "OSError"),
+    "awaited": ("async def f(): raise LookupError('x')\nawait f()", "LookupError"),
+    "code": ("compile('1', 'x', 'exec', flags=-1)", "ValueError"),
+}
+
+
+def test_an_error_keeps_the_state_and_shows_the_cells_frames_alone(registry: BlockingRegistry) -> None:
+    registry.execute("z = 1", owner="a")
+    for name, (code, ename) in ERRORS.items():
+        result = registry.execute(f"print('before')\n{code}", owner="a", timeout=20)
+        before = "" if ename in {"SyntaxError", "IndentationError"} else "before\n"
+        assert (result.status, result.exit_code, result.stdout) == (CellStatus.ERROR, 1, before), name
+        assert result.error is not None
+        assert result.error.ename == ename, name
+        assert result.kernel.ended is False
+        payload = result.to_dict()
+        for text in (result.text, result.error.traceback, payload["error"], payload["output"]):
+            assert ename in text, name
+            for ours in ("hermes_kernel/", "ipykernel/", "IPython/", "\x1b["):
+                assert ours not in text, name
+        assert still_answers(registry).kernel.reused, name
+    assert registry.execute("z", owner="a").value == "1"
+
+
+def test_rich_reprs_that_fail_or_lie_do_not_hurt(registry: BlockingRegistry) -> None:
+    for method, body in (
+        ("_repr_html_", "raise ValueError('html')"),
+        ("_repr_html_", "return 3"),
+        ("_repr_mimebundle_", "return 3"),
+        ("_repr_mimebundle_", "raise ValueError('bundle')"),
+        ("_repr_json_", "return {1, 2}"),
+        ("_repr_png_", "return 'not a png'"),
+        ("_ipython_display_", "raise ValueError('display')"),
+    ):
+        code = f"class R:\n    def __repr__(self): return 'R!'\n    def {method}(self, *a, **k): {body}\nR()"
+        result = registry.execute(code, owner="a", timeout=5)
+        assert result.status in {CellStatus.OK, CellStatus.ERROR}, method
+        assert result.status is CellStatus.ERROR or "R!" in result.text, method
+        result.to_json().encode()
+        still_answers(registry)
