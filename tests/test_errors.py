@@ -1,4 +1,5 @@
 import json
+import math
 
 import pytest
 from hypothesis import given
@@ -14,6 +15,7 @@ from hermes_kernel.errors import (
     bounded_json,
     common_keys,
     cut_to_limit,
+    json_text,
     plain_text,
 )
 
@@ -180,9 +182,11 @@ def test_the_caller_keeps_the_whole_text() -> None:
     assert payload["output"] == "x" * 200_000
 
 
-def test_a_number_that_json_lacks_is_refused() -> None:
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_a_number_that_json_lacks_is_null_in_a_result_and_refused_elsewhere(number: float) -> None:
+    assert strict_json(bounded_json({"late_output": [{"n": number}]})) == {"late_output": [{"n": None}]}
     with pytest.raises(ValueError, match="JSON"):
-        bounded_json({"duration_seconds": float("nan")})
+        json_text(number)
 
 
 @given(long_text, long_text, long_text, long_text)

@@ -53,7 +53,8 @@ def test_what_json_lacks_is_packed_beside_a_surrogate_as_without_one() -> None:
 
 @given(st.dictionaries(texts, values, max_size=4))
 def test_any_content_comes_out_as_it_went_in(content: dict[str, Any]) -> None:
-    assert over_the_wire(content) == content
+    # Two surrogates that make a pair are one character in JSON, whoever writes it.
+    assert over_the_wire(content) == json.loads(json.dumps(content))
 
 
 @given(values)

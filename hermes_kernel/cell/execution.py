@@ -14,6 +14,10 @@ from .outputs import CellError, OutputCollector, cell_error
 from .request import CellTimes
 from .status import CellStatus, Fate, Phase
 
+REPLY = "execute_reply"
+STARTED = "hermes_cell_started"
+"""What our kernel sends on the shell channel before a cell runs: it leaves even if the cell keeps the GIL."""
+
 BUSY_GRACE = 5.0
 """Seconds from the send to the busy status; after that the cell's time runs without one."""
 
@@ -22,8 +26,8 @@ BUSY_GRACE = 5.0
 class Settlement:
     """How a call came out: its status, how far it had come and what becomes of the kernel.
 
-    ``exit_code`` is what the cell or its process ended with, ``exit_message`` the text of a ``sys.exit``;
-    ``idle_missing``: the kernel never said that it was done, so output may be missing.
+    ``exit_code`` is what the cell or its process ended with. ``idle_missing``: the kernel never said that it
+    was done, so output may be missing.
     """
 
     status: CellStatus
@@ -65,6 +69,8 @@ class CellExecution:
     _since: float = field(init=False)
     _reply: Message | None = field(default=None, init=False)
     _replied_at: float = field(default=math.inf, init=False)
+    _begun: bool = field(default=False, init=False)
+    _count: int | None = field(default=None, init=False)
     _idle: bool = field(default=False, init=False)
     _cut: CellStatus | None = field(default=None, init=False)
     _settlement: Settlement | None = field(default=None, init=False)
@@ -97,11 +103,13 @@ class CellExecution:
         if message.parent_id != self.msg_id:
             return False
         if self._stage is _Stage.SETTLED:
-            self.anomalies += 1
+            pass  # late output of the cell; its caller has its result
+        elif message.msg_type == "execute_input":
+            self._note_count(message)
         elif message.msg_type != "status":
             self.outputs.add(message)
         elif message.content["execution_state"] == "busy":
-            self._start_clock(now)
+            self._begin(now)
         elif message.content["execution_state"] == "idle":
             self._idle = True
             self._settle_if_complete()
@@ -109,29 +117,39 @@ class CellExecution:
 
     def receive_reply(self, message: Message, now: float) -> bool:
         """Take in a message of the shell channel; return whether it is this cell's reply."""
-        if message.parent_id != self.msg_id or message.msg_type != "execute_reply":
+        if message.parent_id != self.msg_id or message.msg_type not in (REPLY, STARTED):
             return False
+        if message.msg_type == STARTED:
+            self._begin(now)
+            return True
         if self._reply is not None or self._stage is _Stage.SETTLED:
             self.anomalies += 1  # a cell has one reply; a second one is forged
             return True
-        self._start_clock(now)
+        self._begin(now)
         self._reply = message
+        self._note_count(message)
         self._replied_at = now
         self._settle_if_complete()
         return True
 
     def interrupt(self, now: float) -> None:
-        """The caller wants the cell to end."""
-        self._ask_to_end(CellStatus.INTERRUPTED, now)
+        """The caller wants the cell to end. One that has replied has ended: only its idle is outstanding."""
+        if self._reply is None:
+            self._ask_to_end(CellStatus.INTERRUPTED, now)
 
-    def kernel_ended(self, exit_code: int) -> None:
-        """The kernel process is gone; *exit_code* is negative for a signal."""
+    def kernel_ended(self, exit_code: int, last_cell: str | None = None) -> None:
+        """The kernel process is gone; *exit_code* is negative for a signal.
+
+        *last_cell* is the cell that the kernel had begun last, None if that is not known.
+        """
         if self._stage is _Stage.SETTLED:
             return
         if self._cut is not None:
             self._settle(self._cut, Fate.END, exit_code=-1)
         elif self._reply is not None:
             self._settle_by_reply(self._reply, Fate.END)
+        elif last_cell is not None and last_cell != self.msg_id and not self._begun:
+            self._settle(CellStatus.DIED, Fate.END, exit_code=exit_code, phase=Phase.STARTING)
         else:
             self._settle(CellStatus.DIED, Fate.END, exit_code=exit_code)
 
@@ -147,6 +165,15 @@ class CellExecution:
             self._start_clock(now)
         elif self._stage is _Stage.RUNNING:
             self._ask_to_end(CellStatus.TIMED_OUT, now)
+
+    def _begin(self, now: float) -> None:
+        self._begun = True
+        self._start_clock(now)
+
+    def _note_count(self, message: Message) -> None:
+        count = message.content.get("execution_count")
+        if isinstance(count, int) and not isinstance(count, bool) and count >= 0:
+            self._count = count
 
     def _start_clock(self, now: float) -> None:
         if self._stage is _Stage.SENT:
@@ -184,17 +211,22 @@ class CellExecution:
             self._settle(CellStatus.ERROR, fate, exit_code=1, error=error)
 
     def _settle(
-        self, status: CellStatus, fate: Fate, *, exit_code: int = 0, error: CellError | None = None
+        self,
+        status: CellStatus,
+        fate: Fate,
+        *,
+        exit_code: int = 0,
+        error: CellError | None = None,
+        phase: Phase = Phase.RAN,
     ) -> None:
-        count = None if self._reply is None else self._reply.content.get("execution_count")
         self._stage = _Stage.SETTLED
         self._settlement = Settlement(
             status=status,
-            phase=Phase.RAN,
+            phase=phase,
             fate=fate,
             exit_code=exit_code,
             error=error,
-            execution_count=count,
+            execution_count=self._count,
             idle_missing=status in (CellStatus.OK, CellStatus.ERROR) and not self._idle,
         )
 

@@ -69,9 +69,6 @@ def _check_display(content: Content) -> None:
     _mapping(content.get("data"), "display data")
     for key in ("metadata", "transient"):
         _mapping(content.get(key, {}), f"display {key}")
-    text = content["data"].get("text/plain", "")
-    if not isinstance(text, str):
-        raise MalformedMessage(f"text/plain is a {type(text).__name__}, not a string")
 
 
 def _check_error(content: Content) -> None:

@@ -63,18 +63,16 @@ class OutputCollector:
             case "error":
                 self.fail(cell_error(content["ename"], content["evalue"], content.get("traceback", [])))
 
-    def add_rest(self, name: StreamName, missing: int, rest: bytes) -> int:
+    def add_rest(self, name: StreamName, missing: int, rest: bytes, undrained: bytes = b"") -> int:
         """Add what a kernel had written to a stream and could not send before it ended.
 
-        *missing* is the number of bytes that no message has brought, *rest* the last bytes of the stream.
-        Returns how many of the missing ones are gone for good.
+        *missing* is the number of bytes that no message has brought, *rest* the last bytes of the stream,
+        *undrained* what the kernel had not even read. Returns how many of the missing ones are lost.
         """
-        if missing <= 0:
-            return 0
-        kept = rest[-missing:]
-        if kept:
-            self._write(name, kept.decode("utf-8", "backslashreplace"))
-        return missing - len(kept)
+        kept = rest[-missing:] if missing > 0 else b""
+        if text := (kept + undrained).decode("utf-8", "backslashreplace"):
+            self._write(name, text)
+        return max(missing, 0) - len(kept)
 
     @property
     def error(self) -> CellError | None:
@@ -96,8 +94,8 @@ class OutputCollector:
         """The text form of the last expression, None if it had none."""
         for shown in reversed(self._shown):
             if isinstance(shown, _Display) and shown.output["output_type"] == "execute_result":
-                text = shown.output["data"].get("text/plain")
-                return None if text is None else plain_text(text)
+                text: str | None = shown.output["data"].get("text/plain")
+                return text
         return None
 
     @property

@@ -1,6 +1,8 @@
 """The answer to one call: what a program asks of it, and the JSON that a model reads."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 from typing import Any
 
 from ..errors import common_keys, cut_to_limit, json_text, plain_text
@@ -87,22 +89,27 @@ class CellResult:
     tool_errors: tuple[dict[str, str], ...] = ()
     late_output: tuple[LateOutput, ...] = ()
     _message: str | None = None
+    _lost_stdout: int = 0
+
+    @property
+    def message(self) -> str | None:
+        """The sentence, or the traceback, that says why the cell did not end well; None if it did."""
+        return self._message
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as the agent's JSON has it: the common keys, others where they say something."""
         payload = common_keys()
         captured = len(self.stdout.encode())
-        omitted = self.truncation.bytes_total - self.truncation.bytes_shown
         payload.update(
             status=_status_word(self.status, self.exit_code),
             output=self._output(),
             exit_code=self.exit_code,
             tool_calls_made=len(self.tool_calls),
             duration_seconds=round(self.duration, 2),
-            stdout_truncated=self.truncation.truncated,
+            stdout_truncated=self._lost_stdout > 0,
             stdout_bytes_captured=captured,
-            stdout_bytes_total=captured + omitted,
-            stdout_bytes_omitted=omitted,
+            stdout_bytes_total=captured + self._lost_stdout,
+            stdout_bytes_omitted=self._lost_stdout,
         )
         payload["kernel"].update(
             reused=self.kernel.reused,
@@ -179,18 +186,19 @@ def cell_result(
     duration: float,
     execution_count: int = 0,
     signal: str | None = None,
-    lost_bytes: int = 0,
+    lost_bytes: Mapping[str, int] = MappingProxyType({}),
 ) -> CellResult:
     """Build the result of a settled call.
 
     *execution_count* is the kernel's last known one, *signal* the name of the signal that ended its process
-    and *lost_bytes* what was written and could not be saved from a kernel that ended.
+    and *lost_bytes* what was written to each stream and could not be saved from a kernel that ended.
     """
     if settlement.error is not None and outputs.error is None:
         outputs.fail(settlement.error)
     stdout, stderr = outputs.stdout, outputs.stderr
     shown = len(stdout.encode()) + len(stderr.encode())
     message = _message(settlement, times, signal)
+    lost = sum(lost_bytes.values())
     return CellResult(
         status=settlement.status,
         ran=settlement.ran,
@@ -205,9 +213,10 @@ def cell_result(
         duration=duration,
         execution_count=settlement.execution_count or execution_count,
         kernel=report,
-        truncation=Truncation(shown + lost_bytes, shown, truncated=lost_bytes > 0),
-        warning=_warning(settlement, report, lost_bytes),
+        truncation=Truncation(shown + lost, shown, truncated=lost > 0),
+        warning=_warning(settlement, report, lost),
         _message=message,
+        _lost_stdout=lost_bytes.get("stdout", 0),
     )
 
 

@@ -74,6 +74,8 @@ class OwnedKernels:
         wait = call.request.times.queue_timeout
         deadline = math.inf if wait is None else began + wait
         for _ in range(MAX_ATTEMPTS):
+            if cut.status is not None:
+                return self._not_run(call, cut.status, Phase.QUEUED, None, loop.time() - began)
             kernel = self._claim(call)
             kernel.attached += 1
             try:
@@ -140,7 +142,7 @@ class OwnedKernels:
             session = kernel.session or await self._start(call, cut, kernel)
             if isinstance(session, CellStatus):
                 await self._end(kernel, None)
-                return self._not_run(call, session, Phase.STARTING, kernel, loop.time() - began)
+                return self._not_run(call, session, Phase.STARTING, None, loop.time() - began)
             if session.has_ended:
                 raise KernelGoneError(f"kernel {kernel.kernel_id} has ended")
             lost = self._ledger.tell(call.key)
@@ -212,11 +214,12 @@ class OwnedKernels:
             kernel.queue.close()
 
     def _not_run(
-        self, call: Call, status: CellStatus, phase: Phase, kernel: OwnedKernel, duration: float
+        self, call: Call, status: CellStatus, phase: Phase, kernel: OwnedKernel | None, duration: float
     ) -> CellResult:
-        session = kernel.session
+        """The result of a call that ended before its code was sent; *kernel*: the one it waited for."""
+        session = None if kernel is None else kernel.session
         outcome = CellOutcome(cut_before_run(status, phase), OutputCollector())
-        report = KernelReport(kernel.kernel_id, reused=session is not None)
+        report = KernelReport("" if kernel is None else kernel.kernel_id, reused=session is not None)
         return _result(call, outcome, report, duration, 0 if session is None else session.execution_count)
 
 

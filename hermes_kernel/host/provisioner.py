@@ -202,7 +202,12 @@ class HermesProvisioner(LocalProvisioner):
 def _cwd(given: str | os.PathLike[str] | None, *, private: bool) -> str | None:
     if given is not None:
         return os.fspath(given)
-    return None if private else os.getcwd()
+    if private:
+        return None
+    try:
+        return os.getcwd()
+    except OSError as error:
+        raise ConfigError("the current directory is gone; give cwd=") from error
 
 
 def _text(value: object) -> object:

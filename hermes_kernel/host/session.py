@@ -5,7 +5,7 @@ import logging
 import math
 import signal
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import zmq
@@ -28,6 +28,7 @@ END_TIMEOUT = 5.0  # seconds for a killed tree to be gone
 MAX_ANOMALIES = 100  # unreadable or forged messages before the kernel is given up
 ASK_AGAIN = 0.2  # seconds without a message on IOPub until the kernel is asked once more
 PROBE = "None"
+HELP = "`hermes-kernel doctor` shows what is wrong"
 
 _CUT = (CellStatus.TIMED_OUT, CellStatus.INTERRUPTED)
 
@@ -45,7 +46,7 @@ class CellOutcome:
     settlement: Settlement
     outputs: OutputCollector
     exit: KernelExit | None = None
-    lost_bytes: int = 0
+    lost_bytes: Mapping[str, int] = field(default_factory=dict)
 
 
 class KernelSession:
@@ -69,6 +70,7 @@ class KernelSession:
         self._gone_channels: set[str] = set()
         self._changed = asyncio.Event()
         self._positions: dict[StreamName, int] = {"stdout": 0, "stderr": 0}
+        self._anomalies = 0
         self.foreign_cells = 0
         self.execution_count = 0
         self._connection = KernelConnection(
@@ -113,13 +115,11 @@ class KernelSession:
                 self._asked.add(self._connection.send("shell", "kernel_info_request", {}, {}))
                 ask_again = self._loop.time() + ASK_AGAIN
             if self._exit.done():
-                raise self._start_error("the kernel ended while it started", await self._exit)
+                raise self._start_error(f"the kernel ended while it started; {HELP}", await self._exit)
             if cut.status is not None:
                 return cut.status
             if self._loop.time() >= deadline:
-                raise self._start_error(
-                    "the kernel did not answer in time; is start_timeout too short?", None
-                )
+                raise self._start_error(f"the kernel did not answer within start_timeout; {HELP}", None)
             await self._wait(min(deadline, ask_again) if self._answered else deadline, cut)
         return None
 
@@ -145,10 +145,12 @@ class KernelSession:
         finally:
             self._bridge.close_cell(token)
         settlement = outcome.settlement
+        if settlement.status is CellStatus.DIED and not settlement.ran:
+            raise KernelGoneError(f"{self._launched.handle} ended before the cell began")
         if settlement.fate is Fate.KEEP and settlement.status in _CUT:
             settlement = await self._prove_alive(settlement, request.times)
-        if settlement.fate is Fate.KEEP and self._connection.malformed > MAX_ANOMALIES:
-            _log.warning("%s sent too much that is no message: its kernel is ended", self._launched.handle)
+        if settlement.fate is Fate.KEEP and self._connection.malformed + self._anomalies > MAX_ANOMALIES:
+            _log.warning("%s sends too much that is no answer: it is ended", self._launched.handle)
             settlement = replace(settlement, fate=Fate.END)
         if settlement.execution_count is not None:
             self.execution_count = settlement.execution_count
@@ -178,7 +180,7 @@ class KernelSession:
             "allow_stdin": False,
             "stop_on_error": False,
         }
-        metadata = {} if token is None else {"hermes": {"token": token}}
+        metadata = {"hermes": {} if token is None else {"token": token}}
         try:
             msg_id = self._connection.send("shell", "execute_request", content, metadata)
         except zmq.Again as error:
@@ -189,6 +191,7 @@ class KernelSession:
             settlement = await self._settle(execution, cut)
         finally:
             self._execution = None
+            self._anomalies += execution.anomalies
         return CellOutcome(settlement, execution.outputs)
 
     async def _settle(self, execution: CellExecution, cut: Cut) -> Settlement:
@@ -197,7 +200,8 @@ class KernelSession:
         while execution.settlement is None:
             if self._exit.done():
                 await self._drain()
-                execution.kernel_ended(self._exit.result().exit_code)
+                ended = self._exit.result()
+                execution.kernel_ended(ended.exit_code, ended.last_cell)
                 continue
             if self._gone_channels:
                 # The process lives but has hung up: it sent more than a frame may have.
@@ -216,7 +220,10 @@ class KernelSession:
     async def _prove_alive(self, settlement: Settlement, times: CellTimes) -> Settlement:
         """A kernel that was interrupted is kept only if it runs another cell."""
         probe_times = CellTimes(times.interrupt_grace, None, times.start_timeout, 0, times.interrupt_grace)
-        outcome = await self._execute(PROBE, probe_times, Cut(), silent=True)
+        try:
+            outcome = await self._execute(PROBE, probe_times, Cut(), silent=True)
+        except KernelGoneError:  # the cell has run; only its kernel is gone
+            return replace(settlement, fate=Fate.END)
         if outcome.settlement.status is CellStatus.OK and not outcome.settlement.idle_missing:
             return settlement
         return replace(settlement, fate=Fate.END)
@@ -228,11 +235,12 @@ class KernelSession:
         ending = asyncio.create_task(self._launcher.end(self._launched.handle, timeout=END_TIMEOUT))
         done, _ = await asyncio.wait({self._exit}, timeout=END_TIMEOUT)
         ended = self._exit.result() if done else None
-        lost = 0
+        lost: dict[str, int] = {}
         if ended is not None:
             ends: dict[StreamName, StreamRest] = {"stdout": ended.stdout, "stderr": ended.stderr}
             for name, end in ends.items():
-                lost += outputs.add_rest(name, end.total - self._positions[name], end.rest)
+                missing = end.total - self._positions[name]
+                lost[name] = outputs.add_rest(name, missing, end.rest, end.undrained)
         await ending
         return CellOutcome(settlement, outputs, ended, lost)
 
@@ -277,6 +285,7 @@ class KernelSession:
         elif message.msg_type == "kernel_info_reply" and message.parent_id in self._asked:
             self._learn(message.content)
         elif execution is None or not execution.receive_reply(message, now):
+            self._anomalies += 1
             _log.info("%s answered nothing that was asked: %s", self._launched.handle, message.msg_type[:50])
         if execution is None or execution.settlement is not None or channel == "shell":
             self._changed.set()

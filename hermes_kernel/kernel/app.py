@@ -151,8 +151,9 @@ class HermesKernelApp(IPKernelApp):
         self.displayhook.pub_socket = self.iopub_socket
         sys.displayhook = self.displayhook
         directory = Path(self.abs_connection_file).parent
-        old_stderr = self.output_log.bind(self.session, self.iopub_thread, directory, self.streams)
-        self._log_to(old_stderr)
+        self._log_to(directory / "kernel.log")
+        read_ends = self.options.get("stdio") or [None, None]
+        self.output_log.bind(self.session, self.iopub_thread, directory, self.streams, read_ends)
         self.use_streams()
         self.patch_io()
 
@@ -195,9 +196,12 @@ class HermesKernelApp(IPKernelApp):
             self.kernel.shell.forbid_magics()
         self.kernel.ends_on_exit = bool(self.options.get("ends_on_exit", False))
 
-    def _log_to(self, descriptor: int) -> None:
-        """Let log messages go where stderr went before it was captured, not into a cell."""
-        file = open(descriptor, "w", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115  # as long as the process
+    def _log_to(self, path: Path) -> None:
+        """Let log messages go to a file of the kernel's, not into a cell."""
+        if path.exists():
+            file = open(path, "a", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115  # as long as the process
+        else:  # started by hand
+            file = open(os.dup(2), "w", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
         for logger in (self.log, logging.getLogger(), logging.getLogger("tornado")):
             for handler in logger.handlers:
                 if type(handler) is logging.StreamHandler:

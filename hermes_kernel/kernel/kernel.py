@@ -8,6 +8,7 @@ import threading
 import traceback
 from typing import Any
 
+import zmq
 from ipykernel.ipkernel import IPythonKernel
 from IPython.core.error import StdinNotImplementedError
 from traitlets import Bool, Instance, Type, default
@@ -19,6 +20,9 @@ NOBODY = (
     "nobody can answer: this code runs for a program, without a terminal. "
     "Put what you would type into the code."
 )
+
+
+BYTE_ORDER_MARK = "\ufeff"
 
 
 class HermesKernel(IPythonKernel):
@@ -60,14 +64,21 @@ class HermesKernel(IPythonKernel):
         self._wake_on_signals()
 
     async def execute_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
-        """Run one cell on whole output descriptors."""
+        """Run one cell on whole output descriptors, and say first that it has begun."""
         self.output_log.repair()
+        self.output_log.begin_cell(parent["header"]["msg_id"])
+        if "hermes" in parent["metadata"] and self.session:
+            # Before anything of the cell's runs: it may keep the GIL, and the busy status with it.
+            self.session.send(stream, "hermes_cell_started", {}, parent=parent, ident=ident)
+            if hasattr(stream, "flush"):
+                stream.flush(zmq.POLLOUT)
         await super().execute_request(stream, ident, parent)
 
-    async def do_execute(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    async def do_execute(self, code: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Run the code. Whatever it does there is a reply, and a forked child of it never comes back here."""
+        code = code.removeprefix(BYTE_ORDER_MARK)
         try:
-            reply: dict[str, Any] = await super().do_execute(*args, **kwargs)
+            reply: dict[str, Any] = await super().do_execute(code, *args, **kwargs)
         except Exception as error:  # the edge of a cell: without a reply its caller waits for ever
             self.log.error("a cell broke its own report", exc_info=True)
             reply = _broken_report(error, self.execution_count)

@@ -15,6 +15,7 @@ import select
 import struct
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -52,19 +53,8 @@ class Rest:
 
     def __init__(self, path: Path | None) -> None:
         self.total = 0
-        self._map: mmap.mmap | None = None
-        self._size = 0
-        if path is not None:
-            self._open(path)
-
-    def _open(self, path: Path) -> None:
-        try:
-            with open(path, "r+b") as file:
-                self._map = mmap.mmap(file.fileno(), 0)
-        except (OSError, ValueError) as error:  # started by hand, without a directory of ours
-            _log.info("output of a kernel that dies will not be saved: %s", error)
-            return
-        self._size = len(self._map) - 8
+        self._map = None if path is None else _map(path)
+        self._size = 0 if self._map is None else len(self._map) - 8
 
     def add(self, data: bytes) -> None:
         """Note what was written."""
@@ -84,6 +74,28 @@ class Rest:
             self._map[8 : 8 + size - room] = data[room:]
         # Last: a process that dies in between has not written.
         _TOTAL.pack_into(self._map, 0, self.total)
+
+
+class StartMark:
+    """Which cell began last, in a file that outlives the process: so that none is ever run twice."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._map = None if path is None else _map(path)
+
+    def set(self, msg_id: str) -> None:
+        """A cell begins."""
+        if self._map is not None:
+            size = len(self._map)
+            self._map[:] = msg_id.encode("utf-8", "backslashreplace")[:size].ljust(size, b"\0")
+
+
+def _map(path: Path) -> mmap.mmap | None:
+    try:
+        with open(path, "r+b") as file:
+            return mmap.mmap(file.fileno(), 0)
+    except (OSError, ValueError) as error:  # started by hand, without a directory of ours
+        _log.info("%s is not kept beyond the end of the kernel: %s", path.name, error)
+        return None
 
 
 class _Segment:
@@ -117,20 +129,28 @@ class OutputLog:
         self._session: Session | None = None
         self._iopub: IOPub | None = None
         self._rests = {"stdout": Rest(None), "stderr": Rest(None)}
+        self._mark = StartMark(None)
         self._pipes: list[_DescriptorPipe] = []
         os.register_at_fork(after_in_child=self._after_fork)
 
     def bind(
-        self, session: Session, iopub: IOPub, directory: Path | None, streams: "list[HermesOutStream]"
-    ) -> int:
-        """Begin to send, and to read the file descriptors 1 and 2; return a descriptor of the old output."""
+        self,
+        session: Session,
+        iopub: IOPub,
+        directory: Path | None,
+        streams: "list[HermesOutStream]",
+        read_ends: Sequence[int | None],
+    ) -> None:
+        """Begin to send, and to read the descriptors 1 and 2.
+
+        *read_ends*: the other ends of the pipes that the process was started with; None makes one.
+        """
         self._session, self._iopub = session, iopub
         if directory is not None:
             self._rests = {name: Rest(directory / f"{name}.rest") for name in self._rests}
-        old = os.dup(2)
+            self._mark = StartMark(directory / "cell.started")
         if hasattr(os, "fork"):
-            self._pipes = [_DescriptorPipe(stream) for stream in streams]
-        return old
+            self._pipes = [_DescriptorPipe(s, end) for s, end in zip(streams, read_ends, strict=True)]
 
     def write(self, name: str, text: str, parent: dict[str, Any]) -> None:
         """Take in text that Python code writes, in the cell whose request has the header *parent*."""
@@ -184,6 +204,10 @@ class OutputLog:
         if not self._forked:
             for pipe in self._pipes:
                 pipe.drain()
+
+    def begin_cell(self, msg_id: str) -> None:
+        """Note that a cell begins."""
+        self._mark.set(msg_id)
 
     def repair(self) -> None:
         """Reopen the descriptors 1 and 2 if a cell has closed them."""
@@ -341,17 +365,24 @@ class _BinaryOutput(io.RawIOBase):
 
 
 class _DescriptorPipe:
-    """A pipe in the place of descriptor 1 or 2, read by a thread and, before a flush, by whoever flushes."""
+    """The pipe behind descriptor 1 or 2, read by a thread and, before a flush, by whoever flushes.
 
-    def __init__(self, stream: HermesOutStream) -> None:
+    The host makes it and holds the end that is read too: what is in it when the process dies is not lost.
+    """
+
+    def __init__(self, stream: HermesOutStream, read_end: int | None) -> None:
         self._stream = stream
         self._number = stream.fileno()
         self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
         self._lock = threading.RLock()  # a signal handler may print while its thread reads here
-        self._read_end, self._write_end = os.pipe()
+        if read_end is None:  # started by hand, or by a launcher that gives none
+            self._read_end, self._write_end = os.pipe()
+            os.dup2(self._write_end, self._number)
+        else:
+            self._read_end, self._write_end = read_end, os.dup(self._number)
+            os.set_inheritable(read_end, False)
         os.set_blocking(self._read_end, False)
         self._enlarge()
-        os.dup2(self._write_end, self._number)
         os.register_at_fork(after_in_child=self._after_fork)
         self._thread = threading.Thread(target=self._watch, name=f"hermes-fd-{self._number}", daemon=True)
         self._thread.start()

@@ -4,6 +4,7 @@ import os
 import sys
 import traceback
 import warnings
+from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from typing import Any
 
@@ -11,6 +12,10 @@ from ipykernel.zmqshell import ZMQInteractiveShell
 from IPython.core.autocall import ExitAutocall
 from IPython.core.compilerop import CachingCompiler
 from IPython.core.error import UsageError
+
+AWAIT_INSTEAD = (
+    "A cell already runs in an event loop: write `await ...` at the top level of the cell instead."
+)
 
 _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -34,6 +39,10 @@ class EndOfKernel(ExitAutocall):
     def __call__(self, code: object = None) -> None:
         """End the kernel with *code*."""
         raise SystemExit(code)
+
+    def _ipython_display_(self) -> None:
+        """``exit`` alone on the last line of a cell: IPython calls it only where it is the only line."""
+        raise SystemExit
 
 
 class HermesShell(ZMQInteractiveShell):
@@ -68,18 +77,18 @@ class HermesShell(ZMQInteractiveShell):
         manager.token_transformers = []
 
     async def run_cell_async(self, *args: Any, **kwargs: Any) -> Any:
-        """Run a cell; note how it ended."""
+        """Run a cell; forget how the one before ended."""
         self.exit_code = None
-        result = await super().run_cell_async(*args, **kwargs)
-        if isinstance(result.error_in_exec, SystemExit):
-            self.exit_code = exit_code_of(result.error_in_exec)
-        return result
+        return await super().run_cell_async(*args, **kwargs)
 
     async def run_code(self, code_obj: Any, result: Any = None, *, async_: bool = False) -> Any:
-        """Run a part of a cell; let no exception of the cell's break its own report."""
+        """Run a part of a cell; note how it ended, and let no exception break the cell's own report."""
         failed = await super().run_code(code_obj, result, async_=async_)
-        if result is not None and result.error_in_exec is not None:
-            result.error_in_exec = printable(result.error_in_exec)
+        error = None if result is None else result.error_in_exec
+        if isinstance(error, SystemExit):
+            self.exit_code = exit_code_of(error)
+        if error is not None:
+            result.error_in_exec = printable(error)
         return failed
 
     def showtraceback(
@@ -117,11 +126,15 @@ class HermesShell(ZMQInteractiveShell):
 
 
 def exit_code_of(end: SystemExit) -> int:
-    """Return the exit code that Python itself would end with."""
+    """Return the exit code with which a process of Python's would end."""
     code = end.code
     if code is None:
         return 0
-    return int(code) if isinstance(code, int) else 1
+    if not isinstance(code, int):
+        return 1
+    if not -(2**31) <= code < 2**31:
+        return 255
+    return int(code) & (0xFFFF_FFFF if sys.platform == "win32" else 0xFF)
 
 
 def safe_str(value: object) -> str:
@@ -145,13 +158,24 @@ def printable(error: BaseException) -> BaseException:
 def plain_traceback(error: BaseException, tb: Any) -> list[str]:
     """Return the traceback as lines: as Python prints it, without the frames that run the cell for us."""
     report = traceback.TracebackException(type(error), error, tb, compact=True)
+    lines = "".join(_formatted(report)).rstrip("\n").split("\n")
+    if isinstance(error, RuntimeError) and _is_about_a_running_loop(safe_str(error)):
+        lines.append(AWAIT_INSTEAD)
+    return lines
+
+
+def _formatted(report: "traceback.TracebackException") -> Iterator[str]:
     pending: list[Any] = [report]
     while pending:
         part = pending.pop()
         _leave_cell_frames(part.stack)
         linked = (part.__cause__, part.__context__, *(getattr(part, "exceptions", None) or ()))
         pending.extend(link for link in linked if link is not None)
-    return "".join(report.format()).rstrip("\n").split("\n")
+    return report.format()
+
+
+def _is_about_a_running_loop(message: str) -> bool:
+    return "event loop" in message and ("running" in message or "another loop" in message)
 
 
 def _leave_cell_frames(stack: "traceback.StackSummary") -> None:

@@ -68,17 +68,19 @@ class Launched:
 
 @dataclass(frozen=True)
 class StreamRest:
-    """The end of what a kernel wrote to one stream: the bytes it wrote in all, and the last of them."""
+    """The end of a stream: how many bytes the kernel had taken in, the last of them, and those it had not."""
 
     total: int = 0
     rest: bytes = b""
+    undrained: bytes = b""
 
 
 @dataclass(frozen=True)
 class KernelExit:
     """How a kernel process ended: its exit code (-N for signal N) and what it left behind.
 
-    ``signal`` is the name of the signal, None for an ordinary exit.
+    ``signal`` is the name of the signal, None for an ordinary exit. ``last_cell`` is the msg_id of the cell
+    that began last, empty if none did, None if that cannot be known.
     """
 
     exit_code: int
@@ -86,6 +88,7 @@ class KernelExit:
     log_tail: str = ""
     stdout: StreamRest = StreamRest()
     stderr: StreamRest = StreamRest()
+    last_cell: str | None = None
 
 
 class Ended(Enum):

@@ -5,7 +5,7 @@ import itertools
 import os
 import sys
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from ..sidecar import __file__ as _sidecar
 from . import interpreter, tree
 from .environment import FIXED, EnvPolicy, scrub
 from .launch import Ended, Interpreter, KernelExit, KernelHandle, Launched, LaunchSpec
-from .staging import Staging, StagingError
+from .staging import LOG_TAIL, Staging, StagingError
 
 NODE = "local"
 KERNEL_MODULE = "hermes_kernel.kernel.app"
@@ -64,12 +64,17 @@ class LocalLauncher:
         except StagingError as error:
             raise KernelStartError(str(error)) from error
         argv = _command(python, staging, spec)
+        connection = _connection(staging, spec)
+        env = _environment(staging, spec)
+        stdio: tree.Stdio | None = None
         try:
-            connection = _connection(staging, spec)
-            staging.write_connection_file({**connection, "hermes": dict(spec.options)})
-            env = _environment(staging, spec)
-            process = tree.start(argv, env=env, cwd=cwd or str(staging.work), log=staging.log)
+            stdio = tree.make_stdio()
+            options = {**spec.options, "stdio": stdio.read_ends}
+            staging.write_connection_file({**connection, "hermes": options})
+            process = tree.start(argv, env=env, cwd=cwd or str(staging.work), stdio=stdio)
         except OSError as error:
+            if stdio is not None:
+                stdio.close()
             staging.remove()
             raise KernelStartError(f"the kernel's process cannot be started: {error}", argv=argv) from error
         handle = KernelHandle(NODE, spec.kernel_id, next(self._incarnations))
@@ -137,7 +142,13 @@ def check_cwd(cwd: str) -> str:
     """Return *cwd* as an absolute path; raises ConfigError if a process cannot work there."""
     if not isinstance(cwd, str | os.PathLike) or not isinstance(os.fspath(cwd), str) or not os.fspath(cwd):
         raise ConfigError(f"cwd={cwd!r}: give the path of a directory")
-    path = os.path.abspath(os.path.expanduser(os.fspath(cwd)))
+    path = os.path.expanduser(os.fspath(cwd))
+    try:
+        path = os.path.abspath(path)
+    except OSError as error:
+        raise ConfigError(
+            f"cwd={os.fspath(cwd)!r}: the current directory is gone; give an absolute path"
+        ) from error
     try:
         is_directory = os.path.isdir(path)
     except ValueError:  # a NUL in the path
@@ -152,12 +163,17 @@ def check_cwd(cwd: str) -> str:
 
 async def _exit_of(process: tree.ProcessTree, staging: Staging) -> KernelExit:
     status = await process.ended()
+    out, err = process.undrained()
+    last_cell = staging.last_cell()
+    # A kernel that has run no cell has said on its standard error why it did not come up.
+    said = "" if last_cell else err.decode("utf-8", "backslashreplace")
     return KernelExit(
         status.exit_code,
         status.signal,
-        staging.log_tail(),
-        stdout=staging.rest("stdout"),
-        stderr=staging.rest("stderr"),
+        f"{staging.log_tail()}\n{said}".strip()[-LOG_TAIL:],
+        stdout=replace(staging.rest("stdout"), undrained=out),
+        stderr=replace(staging.rest("stderr"), undrained=err),
+        last_cell=last_cell,
     )
 
 

@@ -9,36 +9,76 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 from .tree import ExitStatus
+
+UNDRAINED = 1024 * 1024  # bytes of a dead kernel's pipe that are kept: as many as the pipe can hold
+
+
+class PosixStdio:
+    """Two pipes, for the standard output and error of a process that reads them itself."""
+
+    def __init__(self) -> None:
+        self._ends: list[int] = []
+        try:
+            for _ in range(2):
+                self._ends += os.pipe()
+        except OSError:
+            self.close()
+            raise
+        out_read, self.out_write, err_read, self.err_write = self._ends
+        self.read_ends = out_read, err_read
+
+    def close_write_ends(self) -> None:
+        """The process has them: nobody else may keep the pipes open."""
+        for end in (self.out_write, self.err_write):
+            os.close(end)
+            self._ends.remove(end)
+
+    def rest(self) -> tuple[bytes, bytes]:
+        """Return what is in the pipes."""
+        out, err = (_read_available(end) for end in self.read_ends)
+        return out, err
+
+    def close(self) -> None:
+        """Close what is open."""
+        while self._ends:
+            os.close(self._ends.pop())
 
 
 class PosixTree:
     """The head of a session and its process group."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
+    def __init__(self, process: "subprocess.Popen[bytes]", stdio: PosixStdio) -> None:
         self.pid = process.pid
+        self._stdio = stdio
+        self._undrained = b"", b""
         self._process = process
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[ExitStatus] = self._loop.create_future()
         self._stop_watching = self._watch()
 
     @classmethod
-    def start(cls, argv: Sequence[str], *, env: Mapping[str, str], cwd: str, log: Path) -> "PosixTree":
+    def start(
+        cls, argv: Sequence[str], *, env: Mapping[str, str], cwd: str, stdio: PosixStdio
+    ) -> "PosixTree":
         """Start *argv* (see ``tree.start``)."""
-        with open(log, "ab") as output:
-            process = subprocess.Popen(
-                list(argv),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=dict(env),
-                cwd=cwd,
-                start_new_session=True,
-                close_fds=True,
-            )
-        return cls(process)
+        process = subprocess.Popen(
+            list(argv),
+            stdin=subprocess.DEVNULL,
+            stdout=stdio.out_write,
+            stderr=stdio.err_write,
+            env=dict(env),
+            cwd=cwd,
+            start_new_session=True,
+            pass_fds=stdio.read_ends,
+        )
+        stdio.close_write_ends()
+        return cls(process, stdio)
+
+    def undrained(self) -> tuple[bytes, bytes]:
+        """Return what nobody has read of the tree's output."""
+        return self._undrained
 
     async def ended(self) -> ExitStatus:
         """Wait until the first process is gone and say how it ended."""
@@ -87,7 +127,21 @@ class PosixTree:
         self._stop_watching()
         self._signal_group(signal.SIGKILL)
         code = self._process.wait()
+        self._undrained = self._stdio.rest()
+        self._stdio.close()
         self._ended.set_result(ExitStatus(code, _signal_name(-code) if code < 0 else None))
+
+
+def _read_available(descriptor: int) -> bytes:
+    """Read what is there now. A descendant that escaped may still write: nothing is waited for."""
+    os.set_blocking(descriptor, False)
+    data = bytearray()
+    try:
+        while len(data) < UNDRAINED and (piece := os.read(descriptor, 65536)):
+            data += piece
+    except BlockingIOError:
+        pass  # that was all
+    return bytes(data)
 
 
 def _signal_name(number: int) -> str:

@@ -29,6 +29,9 @@ LOG_TAIL = 4_000
 REST_SIZE = 256 * 1024
 """Bytes of each stream that survive the kernel process, see ``hermes_kernel.kernel.outputs``."""
 
+MARK_SIZE = 256
+"""Bytes of the file that names the cell that began last."""
+
 _LONGEST_SUFFIX = "-5"
 _CHANNELS = ("shell", "iopub", "stdin", "control", "hb")
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
@@ -65,6 +68,7 @@ class Staging:
             (path / "work").mkdir(mode=0o700)
             for stream in ("stdout", "stderr"):
                 _create(path / f"{stream}.rest", b"", size=8 + REST_SIZE)
+            _create(path / "cell.started", b"", size=MARK_SIZE)
             _create(path / "kernel.log", b"")
         except (OSError, StagingError) as error:
             for directory in made:
@@ -118,6 +122,11 @@ class Staging:
             return StreamRest(total, ring[:total])
         cut = total % REST_SIZE
         return StreamRest(total, ring[cut:] + ring[:cut])
+
+    def last_cell(self) -> str | None:
+        """Return the msg_id of the cell that began last; None if a cell has spoilt the file that tells."""
+        raw = _read_end(self.path / "cell.started", MARK_SIZE)
+        return raw.rstrip(b"\0").decode("utf-8", "backslashreplace") if len(raw) == MARK_SIZE else None
 
     def remove(self) -> None:
         """Remove the directory and all that is in it, whatever the cells have made of it."""

@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 
@@ -20,6 +19,9 @@ class ProcessTree(Protocol):
 
     pid: int
 
+    def undrained(self) -> tuple[bytes, bytes]:
+        """Return what the tree wrote to its standard output and error and nobody has read."""
+
     async def ended(self) -> ExitStatus:
         """Wait until the first process is gone (its group is killed then) and say how it ended."""
 
@@ -30,13 +32,35 @@ class ProcessTree(Protocol):
         """Kill the whole tree; idempotent. ``ended`` says when it is done."""
 
 
-def start(argv: Sequence[str], *, env: Mapping[str, str], cwd: str, log: Path) -> ProcessTree:
+class Stdio(Protocol):
+    """The pipes of a process that is to be started."""
+
+    read_ends: tuple[int, int]
+    """The numbers under which the process will find the ends from which its own output can be read."""
+
+    def close(self) -> None:
+        """Close what was not handed over to a process; idempotent."""
+
+
+def make_stdio() -> Stdio:
+    """Make the pipes for one process; raises OSError."""
+    if sys.platform == "win32":
+        raise NotImplementedError("kernels on Windows are not available in this version")
+    from .posix import PosixStdio
+
+    return PosixStdio()
+
+
+def start(argv: Sequence[str], *, env: Mapping[str, str], cwd: str, stdio: Stdio) -> ProcessTree:
     """Start a process as the head of a tree of its own, on the running event loop.
 
-    Its standard input is empty, its output goes to the file *log*. Raises OSError.
+    Its standard input is empty, its output goes through *stdio*, which belongs to the tree from then on.
+    Raises OSError; then *stdio* is still the caller's to close.
     """
     if sys.platform == "win32":
         raise NotImplementedError("kernels on Windows are not available in this version")
-    from .posix import PosixTree
+    from .posix import PosixStdio, PosixTree
 
-    return PosixTree.start(argv, env=env, cwd=cwd, log=log)
+    if not isinstance(stdio, PosixStdio):
+        raise TypeError("the pipes of another platform")
+    return PosixTree.start(argv, env=env, cwd=cwd, stdio=stdio)

@@ -145,9 +145,6 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
             {"data": {}, "metadata": []},
             {"data": {}, "transient": None},
             {"data": {}, "transient": "d"},
-            {"data": {"text/plain": None}},
-            {"data": {"text/plain": 5}},
-            {"data": {"text/plain": ["x"]}},
         )
     ],
 ]

@@ -244,6 +244,7 @@ def test_a_lone_surrogate_never_comes_out() -> None:
     assert (outputs.stdout, outputs.stderr, outputs.value) == ("o\\ud800", "e\\udfff", "v\\ud83d")
     assert outputs.error == CellError("E\\ud800", "v\\ud800", "t\\ud800")
     outputs.text.encode("utf-8")
+    validate(outputs.to_notebook())
 
 
 @pytest.mark.parametrize("data", [{"text/plain": "\ud800"}, {"text/html": "<b>\ud800</b>"}], ids=repr)

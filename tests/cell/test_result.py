@@ -194,7 +194,9 @@ def test_the_counts_of_bytes_are_of_utf8() -> None:
 
 
 def test_the_truncation_counts_both_streams_and_what_could_not_be_saved() -> None:
-    result = result_of(OK, VOICE.stream("é"), VOICE.stream("err", "stderr"), lost_bytes=10)
+    result = result_of(
+        OK, VOICE.stream("é"), VOICE.stream("err", "stderr"), lost_bytes={"stdout": 4, "stderr": 6}
+    )
     assert (result.truncation.bytes_total, result.truncation.bytes_shown) == (15, 5)
     assert result.truncation.truncated
     assert "10 bytes" in (result.warning or "")

@@ -13,10 +13,15 @@ def still_answers(registry: BlockingRegistry, owner: str = "a") -> CellResult:
     return after
 
 
-@pytest.mark.parametrize(
-    ("code", "stdout"),
-    [
-        ("\ufeffprint('bom')", "bom\n"),
+def test_a_byte_order_mark_before_the_source_is_no_part_of_it(registry: BlockingRegistry) -> None:
+    for code in ("\ufeffprint('bom')", "\ufeff# comment\nprint('bom')", "\ufeff\nprint('bom')"):
+        result = registry.execute(code, owner="a", timeout=5)
+        assert (result.status, result.stdout, result.error) == (CellStatus.OK, "bom\n", None), code
+    assert still_answers(registry).kernel.reused
+
+
+def test_source_with_any_line_ends_runs(registry: BlockingRegistry) -> None:
+    for code, stdout in (
         ("a=1\r\nif a:\r\n    print('crlf')\r\n", "crlf\n"),
         ("a=1\rprint('cr')", "cr\n"),
         ("a=1\r\n\rprint('mixed')\n\r\n", "mixed\n"),
@@ -25,13 +30,10 @@ def still_answers(registry: BlockingRegistry, owner: str = "a") -> CellResult:
         ("# -*- coding: latin-1 -*-\nprint('é')", "é\n"),
         ("from __future__ import annotations\nprint('future')", "future\n"),
         ("s = '''a\r\nb'''\nprint(len(s.split()))", "2\n"),
-    ],
-    ids=["bom", "crlf", "cr", "mixed", "form feed", "tab", "coding cookie", "future", "crlf in a string"],
-)
-def test_source_with_any_line_ends_and_marks_runs(registry: BlockingRegistry, code: str, stdout: str) -> None:
-    result = registry.execute(code, owner="a", timeout=5)
-    assert (result.status, result.stdout, result.error) == (CellStatus.OK, stdout, None)
-    assert still_answers(registry).kernel.reused
+    ):
+        result = registry.execute(code, owner="a", timeout=5)
+        assert (result.status, result.stdout, result.error) == (CellStatus.OK, stdout, None), code
+        assert still_answers(registry).kernel.reused
 
 
 def test_no_line_of_forty_cells_in_a_row_is_late_or_lost(registry: BlockingRegistry) -> None:

@@ -41,22 +41,62 @@ def test_a_secret_of_the_host_is_in_no_environment_of_the_cell(
 def test_variables_pass_by_an_allow_list_and_a_secret_name_beats_it(
     registry: BlockingRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    parts = "KEY TOKEN SECRET PASSWORD CREDENTIAL PASSWD AUTH DSN WEBHOOK CREDS BEARER APIKEY".split()
-    prefixes = (
-        "PATH HOME USER LANG LC_ TERM TMPDIR TMP TEMP SHELL LOGNAME XDG_ PYTHONPATH VIRTUAL_ENV CONDA".split()
-    )
+    parts = [
+        "KEY",
+        "TOKEN",
+        "SECRET",
+        "PASSWORD",
+        "CREDENTIAL",
+        "PASSWD",
+        "AUTH",
+        "DSN",
+        "WEBHOOK",
+        "CREDS",
+        "BEARER",
+        "APIKEY",
+    ]
+    prefixes = [
+        "PATH",
+        "HOME",
+        "USER",
+        "LANG",
+        "LC_",
+        "TERM",
+        "TMPDIR",
+        "TMP",
+        "TEMP",
+        "SHELL",
+        "LOGNAME",
+        "XDG_",
+        "PYTHONPATH",
+        "VIRTUAL_ENV",
+        "CONDA",
+    ]
     for name in parts:
         monkeypatch.setenv(f"XDG_{name}_X", "secret")
         monkeypatch.setenv(f"LC_{name.lower()}", "secret")
         monkeypatch.setenv(name, "secret")
     for prefix in prefixes:
         monkeypatch.setenv(f"{prefix}_OF_MINE", "safe")
-    allowed = "HERMES_HOME HERMES_PROFILE HERMES_CONFIG HERMES_ENV HERMES_DELEGATED_CHILD_CONTEXT".split()
+    allowed = [
+        "HERMES_HOME",
+        "HERMES_PROFILE",
+        "HERMES_CONFIG",
+        "HERMES_ENV",
+        "HERMES_DELEGATED_CHILD_CONTEXT",
+    ]
     identity = [f"GIT_{who}_{what}" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL", "DATE")]
     safe = [*allowed, *identity, "XDG_BYPASS", "USER_COMPASS"]
     for name in safe:
         monkeypatch.setenv(name, "safe")
-    dropped = ["RANDOM_X", "HERMES_BASE_URL", "DATABASE_URL", "GIT_CONFIG_KEY_0", "path_lower", "JPY_PARENT_PID"]
+    dropped = [
+        "RANDOM_X",
+        "HERMES_BASE_URL",
+        "DATABASE_URL",
+        "GIT_CONFIG_KEY_0",
+        "path_lower",
+        "JPY_PARENT_PID",
+    ]
     for name in dropped:
         monkeypatch.setenv(name, "secret")
     seen = environment(registry)

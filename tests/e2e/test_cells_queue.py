@@ -35,7 +35,9 @@ class HeldCell:
         self._go.open("w").close()
 
 
-def run_held(pool: ThreadPoolExecutor, registry: BlockingRegistry, cell: HeldCell, timeout: float = 30) -> Future[CellResult]:
+def run_held(
+    pool: ThreadPoolExecutor, registry: BlockingRegistry, cell: HeldCell, timeout: float = 30
+) -> Future[CellResult]:
     future = pool.submit(registry.execute, cell.code, owner="a", timeout=timeout)
     cell.wait_until_it_runs()
     return future
@@ -250,7 +252,7 @@ def test_cancelling_a_task_interrupts_its_cell_only(leaves_nothing: None, tmp_pa
             running = asyncio.create_task(registry.execute(cell.code, owner="a"))
             await asyncio.to_thread(cell.wait_until_it_runs)
             waiting = asyncio.create_task(registry.execute("z = 2", owner="a"))
-            while sum(info.attached for info in registry.kernels()) < 2:
+            while sum(info.attached for info in await registry.kernels()) < 2:
                 await asyncio.sleep(0)
             waiting.cancel()
             with pytest.raises(asyncio.CancelledError):

@@ -55,11 +55,8 @@ class Wire:
         if directory is not None:
             for name in ("stdout", "stderr"):
                 (directory / f"{name}.rest").write_bytes(bytes(8 + SIZE))
-        self.log._pipes = []
-        os.close(self._bind(directory))
-
-    def _bind(self, directory: Path | None) -> int:
-        return self.log.bind(self.session, self.iopub, directory, [])
+            (directory / "cell.started").write_bytes(bytes(64))
+        self.log.bind(self.session, self.iopub, directory, [], [])
 
     def messages(self) -> list[tuple[str, str, int]]:
         reader = Session(key=b"k")

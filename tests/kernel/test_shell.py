@@ -39,7 +39,18 @@ def test_repeated_frames_are_folded() -> None:
 
 @pytest.mark.parametrize(
     ("code", "exit_code"),
-    [((), 0), ((None,), 0), ((3,), 3), ((-1,), -1), ((True,), 1), (("text",), 1), ((1.5,), 1), (([],), 1)],
+    [
+        ((), 0),
+        ((None,), 0),
+        ((3,), 3),
+        ((-1,), 255),
+        ((256,), 0),
+        ((2**70,), 255),
+        ((True,), 1),
+        (("text",), 1),
+        ((1.5,), 1),
+        (([],), 1),
+    ],
 )
 def test_an_exit_code_is_what_python_would_end_with(code: tuple[object, ...], exit_code: int) -> None:
     assert exit_code_of(SystemExit(*code)) == exit_code
