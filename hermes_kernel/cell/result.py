@@ -211,13 +211,20 @@ def cell_result(
         exit_code=settlement.exit_code,
         signal=signal if settlement.status is CellStatus.DIED else None,
         duration=duration,
-        execution_count=settlement.execution_count or execution_count,
+        execution_count=_execution_count(settlement, execution_count),
         kernel=report,
         truncation=Truncation(shown + lost, shown, truncated=lost > 0),
         warning=_warning(settlement, report, lost),
         _message=message,
         _lost_stdout=lost_bytes.get("stdout", 0),
     )
+
+
+def _execution_count(settlement: Settlement, last: int) -> int:
+    """The cell's own count; a kernel that died at once did not live to tell it."""
+    if settlement.execution_count is not None:
+        return settlement.execution_count
+    return last + 1 if settlement.ran else last
 
 
 def _status_word(status: CellStatus, exit_code: int) -> str:

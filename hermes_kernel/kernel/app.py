@@ -244,6 +244,10 @@ def main(argv: list[str]) -> int:
     app = HermesKernelApp.instance(config=configuration())
     app.initialize(argv)
     os.environ.pop(PLAIN, None)
-    app.start()
+    try:
+        app.start()
+    except Exception:
+        app.log.critical("the kernel has broken down", exc_info=True)
+        return 1
     sys.stdout.flush()
     return int(app.kernel.exit_code)

@@ -83,6 +83,7 @@ class HermesKernel(IPythonKernel):
             self.log.error("a cell broke its own report", exc_info=True)
             reply = _broken_report(error, self.execution_count)
         if os.getpid() != self._pid:
+            self.output_log.flush()
             os._exit(0)
         self.parent.use_streams()
         self.output_log.repair()

@@ -168,7 +168,7 @@ class OutputLog:
             data = text.encode("utf-8", "backslashreplace")
             text = data.decode("utf-8")
         if self._forked:
-            _write_all(1 if name == "stdout" else 2, data)
+            self._write_in_child(name, data)
             return
         with self._lock:
             rest = self._rests[name]
@@ -188,6 +188,8 @@ class OutputLog:
     def flush(self) -> None:
         """Hand everything that was written before this call to the IOPub thread."""
         if self._forked:
+            for name in list(self._child_lines):
+                self._write_in_child(name, b"", whole=True)
             return
         self._drain_pipes()
         self._send()
@@ -245,9 +247,18 @@ class OutputLog:
             )
             session.send(iopub, message, ident=b"stream." + segment.name.encode())  # type: ignore[arg-type]
 
+    def _write_in_child(self, name: str, data: bytes, *, whole: bool = False) -> None:
+        """Write to the pipe, in whole lines: half of one would stand alone in whatever cell runs by then."""
+        data = self._child_lines.pop(name, b"") + data
+        end = len(data) if whole else data.rfind(b"\n") + 1
+        if end < len(data):
+            self._child_lines[name] = data[end:]
+        _write_all(1 if name == "stdout" else 2, data[:end])
+
     def _after_fork(self) -> None:
         """In a forked child: it has no threads and must not speak for the kernel; it writes to the pipe."""
         self._forked = True
+        self._child_lines: dict[str, bytes] = {}
         self._lock = threading.RLock()
         self._segments = []
 

@@ -1,6 +1,7 @@
 """The IPython shell of a kernel: plain tracebacks, no colour, and an end that is an end."""
 
 import os
+import subprocess
 import sys
 import traceback
 import warnings
@@ -76,6 +77,16 @@ class HermesShell(ZMQInteractiveShell):
         ]
         manager.token_transformers = []
 
+    def system(self, cmd: str) -> None:
+        """``!cmd``: run it as any child: it has no terminal and no input, and ends when its shell ends.
+
+        A child that it leaves in the background does not hold up the cell.
+        """
+        command = self.var_expand(cmd, depth=1)
+        self.user_ns["_exit_code"] = subprocess.call(command, shell=True, stdin=subprocess.DEVNULL)
+
+    system_piped = system_raw = system
+
     async def run_cell_async(self, *args: Any, **kwargs: Any) -> Any:
         """Run a cell; forget how the one before ended."""
         self.exit_code = None
@@ -141,7 +152,7 @@ def safe_str(value: object) -> str:
     """Return ``str(value)``, or a sentence if that raises."""
     try:
         return str(value)
-    except Exception:  # noqa: BLE001  # code of the cell's: it may raise anything
+    except BaseException:  # noqa: BLE001  # code of the cell's: it may raise anything, SystemExit too
         return f"<str() of {type(value).__name__} failed>"
 
 
@@ -149,7 +160,7 @@ def printable(error: BaseException) -> BaseException:
     """Return *error*, or one of the same name that can be turned into text if it cannot."""
     try:
         str(error)
-    except Exception:  # noqa: BLE001  # code of the cell's: it may raise anything
+    except BaseException:  # noqa: BLE001  # code of the cell's: it may raise anything, SystemExit too
         stand_in = type(type(error).__name__, (Exception,), {"__module__": type(error).__module__})
         return stand_in(safe_str(error))  # type: ignore[no-any-return]
     return error
