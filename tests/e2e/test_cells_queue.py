@@ -193,7 +193,7 @@ def test_an_interrupt_before_the_first_kernel_starts_nothing(registry: BlockingR
     result = registry.execute("1", owner="a", interrupted=lambda: True)
     assert (result.status, result.ran) == (CellStatus.INTERRUPTED, False)
     assert registry.kernels() == ()
-    assert registry.execute('print(6*7)', owner='a').stdout == '42\n'
+    assert registry.execute("print(6*7)", owner="a").stdout == "42\n"
 
 
 def test_calls_of_one_owner_at_once_share_one_kernel_and_lose_no_step(registry: BlockingRegistry) -> None:

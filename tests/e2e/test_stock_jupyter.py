@@ -3,7 +3,6 @@
 import asyncio
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,13 +16,13 @@ pytestmark = pytest.mark.usefixtures("leaves_nothing")
 
 
 @pytest.fixture(autouse=True)
-def installed_spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def installed_spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     place = tmp_path / "kernels" / "hermes"
     shutil.copytree(SPEC, place)
     monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
     monkeypatch.setenv("OPENAI_API_KEY", "sk-hold0123456789abcdefghij")
     monkeypatch.setenv("HARMLESS", "but not on the list")
-    yield place
+    return place
 
 
 async def value_of(manager: AsyncKernelManager, code: str) -> str:
