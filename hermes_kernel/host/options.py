@@ -4,7 +4,7 @@ import difflib
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, TypedDict
 
 from ..cell.request import CellRequest, CellTimes
@@ -98,14 +98,17 @@ class RegistryOptions:
             raise ConfigError(f"limits is a {type(limits).__name__}; give a Limits")
         if given.get("socket_dir") is not None:
             given["socket_dir"] = check_socket_dir(given["socket_dir"])
+        if not isinstance(given.get("allow_magics", True), bool):
+            raise ConfigError(f"allow_magics={given['allow_magics']!r}: give True or False")
         bootstrap = given.get("bootstrap")
         if bootstrap is not None and not isinstance(bootstrap, str):
             raise ConfigError(f"bootstrap is a {type(bootstrap).__name__}; give Python source as a string")
-        for name in ("resolve_env",):
-            if given.get(name) is not None and not callable(given[name]):
-                raise ConfigError(f"{name}={given[name]!r} cannot be called; give a function")
+        resolve_env = given.get("resolve_env")
+        if resolve_env is not None and not callable(resolve_env):
+            raise ConfigError(f"resolve_env={resolve_env!r} cannot be called; give a function")
         given["env_passthrough"] = _checked_passthrough(given.get("env_passthrough", ()))
-        return cls(**{key: value for key, value in given.items() if value is not None})
+        own = {known.name for known in fields(cls)}
+        return cls(**{key: value for key, value in given.items() if key in own and value is not None})
 
     def call(self, code: str, owner: str | Owner, arguments: CallArguments) -> Call:
         """Check one call, on the calling thread; raises ConfigError, and nothing was started then."""
@@ -175,5 +178,6 @@ def _check_names(given: Mapping[str, Any], known: type, later: Mapping[str, Any]
             near = difflib.get_close_matches(name, names, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"known are: {', '.join(names)}"
             raise ConfigError(f"unknown option {name!r}: {hint}")
-        if name in later and value is not later[name] and value != later[name]:
+        # An equal value of another type is a mistake too: 0 is not False.
+        if name in later and (type(value) is not type(later[name]) or value != later[name]):
             raise not_available(name, value)

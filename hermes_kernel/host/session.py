@@ -135,7 +135,8 @@ class KernelSession:
             return status
         error = outcome.outputs.error
         what = error.traceback if error is not None else f"it ended as {status.value}"
-        raise KernelStartError(f"the bootstrap code failed: {what}", argv=self._launched.argv)
+        ended = self._exit.result() if self._exit.done() else None
+        raise self._start_error(f"the bootstrap code failed: {what}", ended)
 
     async def run(self, request: CellRequest, cut: Cut) -> CellOutcome:
         """Run one cell to its settlement. If its fate is END, the tree is gone when this returns."""

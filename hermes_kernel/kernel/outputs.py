@@ -27,10 +27,8 @@ CHUNK = 1024 * 1024  # characters of one message: a frame must stay far below wh
 FLUSH_TIMEOUT = 10.0  # seconds that a waiting flush waits for the IOPub thread
 OTHERS_MAY_WRITE = 20e-6  # seconds since the last text in which a child can have written; a print takes 1e-6
 READ_SIZE = 256 * 1024
-PIPE_SIZE = 1024 * 1024
 
 _TOTAL = struct.Struct("<Q")
-_F_SETPIPE_SZ = 1031  # Linux; Python has the name from 3.10 on, but not on every platform
 _log = logging.getLogger(__name__)
 
 
@@ -393,7 +391,6 @@ class _DescriptorPipe:
             self._read_end, self._write_end = read_end, os.dup(self._number)
             os.set_inheritable(read_end, False)
         os.set_blocking(self._read_end, False)
-        self._enlarge()
         os.register_at_fork(after_in_child=self._after_fork)
         self._thread = threading.Thread(target=self._watch, name=f"hermes-fd-{self._number}", daemon=True)
         self._thread.start()
@@ -437,15 +434,6 @@ class _DescriptorPipe:
         if text:
             self._stream._output_log.append(self._stream.name, text, self._stream.latest_parent)
         return len(data) == READ_SIZE
-
-    def _enlarge(self) -> None:
-        """Ask for a roomy pipe: code that writes while it holds the GIL stands still when it is full."""
-        try:
-            import fcntl
-
-            fcntl.fcntl(self._write_end, _F_SETPIPE_SZ, PIPE_SIZE)
-        except (ImportError, OSError) as error:  # not Linux, or over the user's quota of pipe memory
-            _log.info("the pipe of descriptor %d keeps its size: %s", self._number, error)
 
     def _after_fork(self) -> None:
         self._lock = threading.RLock()

@@ -35,7 +35,11 @@ def resolve(python: str | os.PathLike[str] | None) -> str:
     if not name or "\0" in name:
         raise ConfigError(f"python={name!r}: give the path or the name of an interpreter")
     path = Path(name).expanduser()
-    if path.is_dir():
+    try:
+        is_directory = path.is_dir()
+    except OSError as error:  # longer than any name may be
+        raise ConfigError(f"python={name!r} cannot be looked for: {error.strerror}; give a path") from error
+    if is_directory:
         inside = path / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
         hint = f"; did you mean {str(inside)!r}?" if inside.exists() else "; give the interpreter itself"
         raise ConfigError(f"python={name!r} is a directory{hint}")
@@ -83,14 +87,15 @@ async def probe(python: str, env: dict[str, str], *, timeout: float) -> Interpre
         ) from None
     try:
         answer = json.loads(out)
-        found = tuple(int(part) for part in answer["version"]), answer["ipykernel"]
+        major, minor = (int(part) for part in answer["version"])
+        ipykernel = None if answer["ipykernel"] is None else str(answer["ipykernel"])
     except (ValueError, KeyError, TypeError):
         tail = err.decode("utf-8", "backslashreplace").strip()[-500:]
         raise ConfigError(
             f"python={python!r} is not a Python that can run a kernel (exit code {process.returncode})"
             + (f": {tail}" if tail else "; give another interpreter")
         ) from None
-    return _checked(python, (found[0][0], found[0][1]), found[1])
+    return _checked(python, (major, minor), ipykernel)
 
 
 def _checked(python: str, python_version: tuple[int, int], ipykernel: str | None) -> Interpreter:

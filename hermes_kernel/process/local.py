@@ -165,8 +165,8 @@ async def _exit_of(process: tree.ProcessTree, staging: Staging) -> KernelExit:
     status = await process.ended()
     out, err = process.undrained()
     last_cell = staging.last_cell()
-    # A kernel that has run no cell has said on its standard error why it did not come up.
-    said = "" if last_cell else err.decode("utf-8", "backslashreplace")
+    # A kernel that has run no cell has said on its standard streams why it did not come up.
+    said = "" if last_cell else (out + err).decode("utf-8", "backslashreplace")
     return KernelExit(
         status.exit_code,
         status.signal,

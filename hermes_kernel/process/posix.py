@@ -4,14 +4,20 @@ A descendant that made a session of its own escapes the group; ending those too 
 """
 
 import asyncio
+import fcntl
+import logging
 import os
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from .tree import ExitStatus
 
+_log = logging.getLogger(__name__)
+
+PIPE_SIZE = 1024 * 1024
 UNDRAINED = 1024 * 1024  # bytes of a dead kernel's pipe that are kept: as many as the pipe can hold
 
 
@@ -28,6 +34,8 @@ class PosixStdio:
             raise
         out_read, self.out_write, err_read, self.err_write = self._ends
         self.read_ends = out_read, err_read
+        for end in (self.out_write, self.err_write):
+            _make_roomy(end)
 
     def close_write_ends(self) -> None:
         """The process has them: nobody else may keep the pipes open."""
@@ -130,6 +138,16 @@ class PosixTree:
         self._undrained = self._stdio.rest()
         self._stdio.close()
         self._ended.set_result(ExitStatus(code, _signal_name(-code) if code < 0 else None))
+
+
+def _make_roomy(pipe: int) -> None:
+    """Ask for a larger pipe: nobody reads it until the kernel is up, or while a cell keeps the GIL."""
+    if sys.platform != "linux":
+        return
+    try:
+        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
+    except OSError as error:  # over the user's quota of pipe memory
+        _log.info("a pipe keeps its size: %s", error)
 
 
 def _read_available(descriptor: int) -> bytes:

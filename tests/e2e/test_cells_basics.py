@@ -83,8 +83,8 @@ def test_the_execution_count_of_a_cell_that_ends_its_kernel_is_the_next_one(
     registry: BlockingRegistry, code: str
 ) -> None:
     assert registry.execute("1", owner="a").execution_count == 1
-    assert registry.execute(code, owner="a", timeout=1).execution_count == 2
-    assert registry.execute(code, owner="a", timeout=1).execution_count == 1, "the first cell of the kernel"
+    assert registry.execute(code, owner="a", timeout=0.3).execution_count == 2
+    assert registry.execute(code, owner="a", timeout=0.3).execution_count == 1, "the first cell of the kernel"
     assert still_answers(registry).execution_count == 1
 
 

@@ -25,6 +25,7 @@ BUSY = {
     "holds the GIL": "ctypes.PyDLL(None).sleep(600)",
     "busy": "while True: pass",
     "await": "await asyncio.sleep(60)",
+    "swallows": DEAF["swallows in sleep"],
 }
 IMPORTS = "import asyncio, ctypes, os, re, signal, subprocess, sys, threading, time"
 
@@ -44,14 +45,6 @@ def test_a_cell_that_is_not_interrupted_costs_its_kernel(
         assert "state was lost" in result.to_dict()["error"], name
         after = still_answers(registry)
         assert (after.kernel.lost, after.kernel.reused) == (Loss.TIMED_OUT, False), name
-
-
-def test_a_cell_that_swallows_every_exception_is_ended_at_its_limit(registry: BlockingRegistry) -> None:
-    registry.execute(IMPORTS, owner="a")
-    result = registry.execute(DEAF["swallows in sleep"], owner="a", timeout=2)
-    assert result.status is CellStatus.TIMED_OUT
-    assert result.duration < 5
-    assert still_answers(registry).kernel.lost is Loss.TIMED_OUT
 
 
 HEEDFUL = {
@@ -75,7 +68,7 @@ def test_a_cell_that_heeds_the_interrupt_within_the_grace_keeps_the_state(
     registry.execute(IMPORTS, owner="a")
     for name, code in HEEDFUL.items():
         registry.execute("z = 1", owner="a")
-        result = registry.execute(f"z = 2; print('begun')\n{code}\nz = 3", owner="a", timeout=0.5)
+        result = registry.execute(f"z = 2; print('begun')\n{code}\nz = 3", owner="a", timeout=0.3)
         assert result.duration < 5, name
         assert (result.status, result.ran, result.exit_code) == (CellStatus.TIMED_OUT, True, -1), name
         assert (result.kernel.ended, result.kernel.lost) == (False, None), name
@@ -116,16 +109,6 @@ def test_an_interrupt_by_the_caller_is_heard_and_says_what_became_of_the_state(
     assert askers == {threading.get_ident()}
     after = still_answers(registry)
     assert after.kernel.lost is (None if grace else Loss.INTERRUPTED)
-
-
-def test_a_cell_stuck_in_await_gives_control_back_and_the_next_one_really_runs(
-    registry: BlockingRegistry,
-) -> None:
-    started = time.monotonic()
-    result = registry.execute("import asyncio; await asyncio.sleep(60)", owner="a", timeout=1)
-    assert time.monotonic() - started < 4
-    assert result.status is CellStatus.TIMED_OUT
-    assert still_answers(registry).kernel.lost is Loss.TIMED_OUT
 
 
 WRITES = {
@@ -192,20 +175,12 @@ def test_a_repr_or_str_that_hangs_is_a_timeout(registry: BlockingRegistry) -> No
         assert still_answers(registry).kernel.lost is Loss.TIMED_OUT, name
 
 
-def test_a_timeout_after_a_timeout_is_as_quick_as_the_first(registry: BlockingRegistry) -> None:
-    for _ in range(3):
-        result = registry.execute("while True: pass", owner="a", timeout=0.5)
-        assert (result.status, result.ran) == (CellStatus.TIMED_OUT, True)
-        assert result.duration < 4
-    still_answers(registry)
-
-
 def test_without_a_limit_a_cell_outlives_the_registrys_own(
     make_registry: Callable[..., BlockingRegistry],
 ) -> None:
-    registry = make_registry(limits=Limits(timeout=0.3))
+    registry = make_registry(limits=Limits(timeout=0.2))
     for timeout in (None, 0, float("inf"), 1e308):
-        result = registry.execute("import time; time.sleep(0.6); 'slept'", owner="a", timeout=timeout)
+        result = registry.execute("import time; time.sleep(0.3); 'slept'", owner="a", timeout=timeout)
         assert (result.status, result.value) == (CellStatus.OK, "'slept'"), timeout
     result = registry.execute("import time; time.sleep(60)", owner="a")
     assert result.status is CellStatus.TIMED_OUT, "the registry's own limit still holds"
