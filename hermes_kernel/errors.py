@@ -12,6 +12,7 @@ JSON_LIMIT = 100_000
 """Most characters of one result's JSON; a tool result above it is cut off by the agent (contract ENT-04)."""
 
 _CUT_ORDER = ("output", "error", "warning", "hint")
+_DEPTH = 100
 _NESTED_TEXT = 300
 _NESTED_ITEMS = 20
 _HEAD_SHARE = 0.4  # of what is kept, the rest is the tail: the end of an output says how it ended
@@ -38,17 +39,22 @@ def plain_text(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def plain(value: Any) -> Any:
-    """Return a JSON-like *value* with all its texts valid Unicode, and null for what JSON does not have."""
+def plain(value: Any, depth: int = _DEPTH) -> Any:
+    """Return a JSON-like *value* with all its texts valid Unicode, and null for what JSON does not have.
+
+    What is nested more than *depth* levels deep is replaced by an ellipsis.
+    """
     match value:
         case str():
             return plain_text(value)
         case float() if not math.isfinite(value):
             return None
+        case dict() | list() | tuple() if depth == 0:
+            return "…"
         case dict():
-            return {plain_text(str(key)): plain(item) for key, item in value.items()}
+            return {plain_text(str(key)): plain(item, depth - 1) for key, item in value.items()}
         case list() | tuple():
-            return [plain(item) for item in value]
+            return [plain(item, depth - 1) for item in value]
     return value
 
 

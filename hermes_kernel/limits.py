@@ -26,9 +26,6 @@ _START_METHODS = ("auto", "fork", "spawn")
 
 # Names that are part of the API and not yet of the product: any value but the default is refused.
 _LATER = (
-    "max_kernels",
-    "idle_timeout",
-    "queue_timeout",
     "max_tool_calls",
     "output_bytes",
     "stderr_bytes",
@@ -50,7 +47,9 @@ class Limits:
     ``interrupt_grace``: how long a cell that is cut (by its timeout or by its caller) may take to end by
     itself; 0 = its kernel is killed at once. If it ends in time and answers a probe, its state is kept.
     ``idle_grace``: how long the kernel's *idle* is waited for once a cell's reply is there.
-    ``queue_timeout``: how long a call waits for its turn; None = as long as ``timeout``.
+    ``queue_timeout``: how long a call waits for its turn; None = as long as its ``timeout``, 0 = not at all.
+    ``max_kernels``: how many kernels stay when nobody uses them; the one that was used longest ago goes.
+    ``idle_timeout``: after how long without use a kernel goes.
     ``start_method``: how kernel processes are made; ``"auto"`` takes the fastest that is available.
 
     Raises ConfigError for a negative number, NaN, a wrong type or a value that this version lacks.
@@ -78,8 +77,18 @@ class Limits:
         object.__setattr__(self, "timeout", checked_time_limit("timeout", self.timeout))
         for name in ("idle_timeout", "start_timeout", "interrupt_grace", "idle_grace"):
             object.__setattr__(self, name, _checked_seconds(name, getattr(self, name)))
-        if self.start_timeout == 0:
-            raise ConfigError("start_timeout=0: a kernel needs some time to start; give seconds above 0")
+        for name in ("start_timeout", "idle_timeout"):
+            if getattr(self, name) == 0:
+                raise ConfigError(f"{name}=0: a kernel could not be used at all; give seconds above 0")
+        if self.queue_timeout is not None:
+            seconds = _checked_seconds("queue_timeout", self.queue_timeout)
+            object.__setattr__(self, "queue_timeout", seconds)
+        if (
+            isinstance(self.max_kernels, bool)
+            or not isinstance(self.max_kernels, int)
+            or self.max_kernels < 1
+        ):
+            raise ConfigError(f"max_kernels={self.max_kernels!r}: give a whole number, 1 or more")
         _check_choice("isolation", self.isolation, _ISOLATION)
         _check_choice("start_method", self.start_method, _START_METHODS)
         for field in fields(self):

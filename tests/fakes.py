@@ -38,6 +38,7 @@ class FakeKernel:
         self._ended = ended
         self.session = Session(key=info["key"].encode())
         self.cells: list[str] = []
+        self.last_cell = ""
         self.interrupted = threading.Event()
         self._stop = threading.Event()
         self._exit_code = 0
@@ -121,6 +122,7 @@ class FakeKernel:
                 self.idle(request)
             elif request["msg_type"] == "execute_request":
                 self.cells.append(request["content"]["code"])
+                self.last_cell = request["header"]["msg_id"]
                 self._script(self, request)
 
 
@@ -154,7 +156,7 @@ class FakeLauncher:
         self._exits[handle] = exit_
 
         def ended(code: int) -> None:
-            loop.call_soon_threadsafe(_settle, exit_, code)
+            loop.call_soon_threadsafe(_settle, exit_, KernelExit(code, last_cell=kernel.last_cell))
 
         kernel = FakeKernel(info, self.script, ended)
         self.kernels.append(kernel)
@@ -183,6 +185,6 @@ class FakeLauncher:
             await self.end(handle, timeout=5)
 
 
-def _settle(exit_: "asyncio.Future[KernelExit]", code: int) -> None:
+def _settle(exit_: "asyncio.Future[KernelExit]", how: KernelExit) -> None:
     if not exit_.done():
-        exit_.set_result(KernelExit(code))
+        exit_.set_result(how)

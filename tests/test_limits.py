@@ -27,9 +27,6 @@ PUBLIC = {
     "spare_kernels": 1,
 }
 LATER = {
-    "max_kernels": 8,
-    "idle_timeout": 60,
-    "queue_timeout": 60,
     "max_tool_calls": 10,
     "output_bytes": 1_000,
     "stderr_bytes": 1_000,

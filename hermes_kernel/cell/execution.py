@@ -27,7 +27,8 @@ class Settlement:
     """How a call came out: its status, how far it had come and what becomes of the kernel.
 
     ``exit_code`` is what the cell or its process ended with. ``idle_missing``: the kernel never said that it
-    was done, so output may be missing.
+    was done, so output may be missing. ``grace_until``: until when a kernel that was interrupted may show
+    that it is sound.
     """
 
     status: CellStatus
@@ -37,6 +38,7 @@ class Settlement:
     error: CellError | None = None
     execution_count: int | None = None
     idle_missing: bool = False
+    grace_until: float = 0.0
 
     @property
     def ran(self) -> bool:
@@ -62,6 +64,7 @@ class CellExecution:
     msg_id: str
     times: CellTimes
     sent_at: float
+    queue_deadline: float = math.inf
     outputs: OutputCollector = field(default_factory=OutputCollector)
     anomalies: int = field(default=0, init=False)
     interrupt_wanted: bool = field(default=False, init=False)
@@ -69,6 +72,7 @@ class CellExecution:
     _since: float = field(init=False)
     _reply: Message | None = field(default=None, init=False)
     _replied_at: float = field(default=math.inf, init=False)
+    _held: bool = field(default=False, init=False)
     _begun: bool = field(default=False, init=False)
     _count: int | None = field(default=None, init=False)
     _idle: bool = field(default=False, init=False)
@@ -88,7 +92,7 @@ class CellExecution:
         """When ``tick`` is due at the latest; infinity while only a message can change anything."""
         match self._stage:
             case _Stage.SENT:
-                return self._since + BUSY_GRACE
+                return self.queue_deadline if self._held else self._since + BUSY_GRACE
             case _Stage.RUNNING if self._reply is not None:
                 return self._replied_at + self.times.idle_grace
             case _Stage.RUNNING:
@@ -132,6 +136,15 @@ class CellExecution:
         self._settle_if_complete()
         return True
 
+    def hold(self) -> None:
+        """A cell of another client runs before this one: its time does not run yet."""
+        self._held = self._held or self._stage is _Stage.SENT
+
+    def resume(self, now: float) -> None:
+        """No cell of another client runs any more."""
+        if self._held and self._stage is _Stage.SENT:
+            self._held, self._since = False, now
+
     def interrupt(self, now: float) -> None:
         """The caller wants the cell to end. One that has replied has ended: only its idle is outstanding."""
         if self._reply is None:
@@ -161,9 +174,9 @@ class CellExecution:
             self._settle(self._cut or CellStatus.TIMED_OUT, Fate.END, exit_code=-1)
         elif self._reply is not None:
             self._settle_by_reply(self._reply, Fate.KEEP)
-        elif self._stage is _Stage.SENT:
+        elif self._stage is _Stage.SENT and not self._held:
             self._start_clock(now)
-        elif self._stage is _Stage.RUNNING:
+        else:
             self._ask_to_end(CellStatus.TIMED_OUT, now)
 
     def _begin(self, now: float) -> None:
@@ -228,6 +241,7 @@ class CellExecution:
             error=error,
             execution_count=self._count,
             idle_missing=status in (CellStatus.OK, CellStatus.ERROR) and not self._idle,
+            grace_until=self._since + self.times.interrupt_grace if self.interrupt_wanted else 0.0,
         )
 
 

@@ -187,11 +187,13 @@ def cell_result(
     execution_count: int = 0,
     signal: str | None = None,
     lost_bytes: Mapping[str, int] = MappingProxyType({}),
+    note: str | None = None,
 ) -> CellResult:
     """Build the result of a settled call.
 
     *execution_count* is the kernel's last known one, *signal* the name of the signal that ended its process
-    and *lost_bytes* what was written to each stream and could not be saved from a kernel that ended.
+    and *lost_bytes* what was written to each stream and could not be saved from a kernel that ended; *note*
+    is said in the warning.
     """
     if settlement.error is not None and outputs.error is None:
         outputs.fail(settlement.error)
@@ -214,7 +216,7 @@ def cell_result(
         execution_count=_execution_count(settlement, execution_count),
         kernel=report,
         truncation=Truncation(shown + lost, shown, truncated=lost > 0),
-        warning=_warning(settlement, report, lost),
+        warning=_warning(settlement, report, lost, note),
         _message=message,
         _lost_stdout=lost_bytes.get("stdout", 0),
     )
@@ -224,7 +226,8 @@ def _execution_count(settlement: Settlement, last: int) -> int:
     """The cell's own count; a kernel that died at once did not live to tell it."""
     if settlement.execution_count is not None:
         return settlement.execution_count
-    return last + 1 if settlement.ran else last
+    without_reply = settlement.status in (CellStatus.DIED, CellStatus.TIMED_OUT, CellStatus.INTERRUPTED)
+    return last + 1 if settlement.ran and without_reply else last
 
 
 def _status_word(status: CellStatus, exit_code: int) -> str:
@@ -288,8 +291,8 @@ def _seconds(value: float | None) -> str:
     return "no time" if value is None else f"{value:g} s"
 
 
-def _warning(settlement: Settlement, report: KernelReport, lost_bytes: int) -> str | None:
-    said = []
+def _warning(settlement: Settlement, report: KernelReport, lost_bytes: int, note: str | None) -> str | None:
+    said = [] if note is None else [note]
     if report.lost is not None:
         said.append(f"The state of the last call is gone ({_LOSS_WORDS[report.lost]}).")
     if settlement.status is CellStatus.EXITED and settlement.exit_code == 0:

@@ -160,6 +160,8 @@ def _check_save(save: Path) -> None:
         problem = f"there is no directory {str(save.parent)!r}; make it first"
     elif save.exists() and not save.is_file():
         problem = f"{str(save)!r} is not a file; give a file's name"
+    elif save.suffix != ".ipynb":
+        problem = f"{str(save)!r} would become a notebook; give a name that ends in .ipynb"
     if problem is not None:
         raise click.BadParameter(problem, param_hint="'--save'")
 

@@ -12,7 +12,7 @@ from ..lifecycle.key import Owner
 from .cut import Cut
 from .manager import HermesKernelManager
 from .options import CallArguments
-from .registry import RegistryBase, _now
+from .registry import RegistryBase, _now, owned_by
 
 T = TypeVar("T")
 
@@ -83,10 +83,27 @@ class BlockingRegistry(RegistryBase):
         who = Owner.of(owner)
         return self._submit(_now(lambda: self._kernels.manager(who))).result()
 
-    def close_owner(self, owner: str | Owner) -> int:
-        """End the owner's kernels with the cells that run on them; return how many there were."""
-        who = Owner.of(owner)
-        return self._submit(self._kernels.close_where(lambda info: info.owner == who)).result()
+    def stats(self) -> dict[str, int]:
+        """Count what has happened: kernels started and lost, by reason, and cells by status."""
+        return self._submit(_now(self._kernels.stats)).result()
+
+    def close_owner(self, owner: str | Owner, *, children: bool = False) -> int:
+        """End the owner's kernels with the cells that run on them; return how many there were.
+
+        *children*: those of its delegated children too.
+        """
+        return self.close_where(owned_by(Owner.of(owner), children=children))
+
+    def close_child(self, child: str) -> int:
+        """End the kernels of a delegated child, whoever delegated to it; return how many there were."""
+        return self.close_where(lambda info: bool(child) and info.owner.child == child)
+
+    def close_where(self, predicate: Callable[[KernelInfo], bool]) -> int:
+        """End the kernels that *predicate* picks with the cells that run on them; return how many.
+
+        *predicate* is called on the registry's own thread.
+        """
+        return self._submit(self._kernels.close_where(predicate)).result()
 
     def close(self) -> None:
         """End every kernel and the supervisor; idempotent, from any thread."""

@@ -30,7 +30,7 @@ class KernelConnection:
     """The shell, IOPub and control channels of one kernel.
 
     *receive* is called with the name of the channel and each well-formed message; *disconnected* with the
-    name of a channel whose other end has gone.
+    name of a channel whose other end has gone; *unreadable* for each message that is none.
     """
 
     def __init__(
@@ -40,17 +40,18 @@ class KernelConnection:
         *,
         receive: Receive,
         disconnected: Callable[[str], None],
+        unreadable: Callable[[], None],
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._receive = receive
         self._disconnected = disconnected
+        self._unreadable = unreadable
         self.session = Session(
             key=info["key"].encode(),
             signature_scheme=info["signature_scheme"],
             packer=PACKER,
             unpacker=UNPACKER,
         )
-        self.malformed = 0
         self._sockets: dict[str, zmq.Socket[Any]] = {}
         self._monitors: dict[str, zmq.Socket[Any]] = {}
         for channel, kind in _CHANNELS.items():
@@ -120,13 +121,14 @@ class KernelConnection:
             _, parts = self.session.feed_identities(frames)
             message = Message.parse(self.session.deserialize(parts))
         except Exception as error:  # noqa: BLE001  # whatever a kernel sends, and however it fails to be read
-            self.malformed += 1
-            _log.warning("unreadable message on %s: %s: %s", channel, type(error).__name__, str(error)[:200])
+            _log.debug("unreadable message on %s: %s: %s", channel, type(error).__name__, str(error)[:200])
+            self._unreadable()
             return True
         try:
             self._receive(channel, message)
         except Exception:  # noqa: BLE001  # the edge of the loop's callback: the next message must be read
             _log.exception("taking in a %s on %s", message.msg_type[:50], channel)
+            self._unreadable()
         return True
 
     def _read_monitor(self, channel: str) -> None:

@@ -11,7 +11,7 @@ class Cut:
     """Whether a call has been cut, and who must hear of it. Touched on the supervisor's loop alone."""
 
     status: CellStatus | None = None
-    _listener: Callable[[], None] | None = field(default=None, init=False)
+    _listener: Callable[[], object] | None = field(default=None, init=False)
 
     def interrupt(self) -> None:
         """The caller does not want the call any more."""
@@ -19,6 +19,6 @@ class Cut:
         if self._listener is not None:
             self._listener()
 
-    def on_change(self, listener: Callable[[], None]) -> None:
-        """Have *listener* called when the call is cut, in the place of the one before."""
+    def on_change(self, listener: Callable[[], object] | None) -> None:
+        """Have *listener* called when the call is cut, in the place of the one before; None: nobody."""
         self._listener = listener

@@ -5,17 +5,20 @@ import logging
 import math
 import time
 import uuid
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
-from ..cell.execution import Settlement, cut_before_run
+from ..cell.execution import cut_before_run
 from ..cell.outputs import OutputCollector
 from ..cell.result import CellResult, KernelReport, cell_result
 from ..cell.status import CellStatus, Fate, Phase
-from ..errors import HermesKernelError, KernelStartError
+from ..errors import KernelStartError
 from ..lifecycle.info import KernelInfo, KernelState
-from ..lifecycle.key import KernelKey, Owner
-from ..lifecycle.loss import Loss, LossLedger
+from ..lifecycle.key import Owner
+from ..lifecycle.loss import Loss
+from ..lifecycle.population import KernelPopulation, KernelRecord
 from ..process.launch import Launcher
 from .bridge import NoTools
 from .cut import Cut
@@ -27,6 +30,8 @@ from .supervisor import Supervisor
 
 MAX_ATTEMPTS = 5
 """How many kernels may end under a call that waits for them before it gives up."""
+
+SETTLE_TIMEOUT = 10.0  # seconds for the calls of a registry that closes to have their results
 
 _LOSS_OF = {
     CellStatus.TIMED_OUT: Loss.TIMED_OUT,
@@ -40,28 +45,44 @@ _log = logging.getLogger(__name__)
 class OwnedKernel:
     """One kernel of one owner, from the claim that made it until it is gone."""
 
-    key: KernelKey
+    record: KernelRecord
     kernel_id: str
     manager: HermesKernelManager
     started: float
     last_used: float
     queue: CellQueue = field(default_factory=CellQueue)
     session: KernelSession | None = None
+    starting: "asyncio.Task[KernelSession] | None" = None
     running: Cut | None = None
-    attached: int = 0
-    ended: bool = False
+    at_rest: asyncio.Event = field(default_factory=asyncio.Event)
+    ending: "asyncio.Task[None] | None" = None
+
+    def begin(self, cut: Cut) -> None:
+        """A call has the turn."""
+        self.running = cut
+        self.at_rest.clear()
+
+    def finish(self) -> None:
+        """The call is over, whatever it did."""
+        self.running = None
+        self.at_rest.set()
 
 
 class OwnedKernels:
-    """Finds or starts the kernel of a call, runs its cell there, and drops what has ended."""
+    """Finds or starts the kernel of a call, runs its cell there, and ends what must go."""
 
     def __init__(self, supervisor: Supervisor, launcher: Launcher, options: RegistryOptions) -> None:
         self._supervisor = supervisor
         self._launcher = launcher
         self._options = options
-        self._kernels: dict[KernelKey, OwnedKernel] = {}
-        self._ledger = LossLedger()
+        limits = options.limits
+        self._population = KernelPopulation(limits.max_kernels, limits.idle_timeout)
+        self._kernels: dict[KernelRecord, OwnedKernel] = {}
+        self._calls: set[asyncio.Task[Any]] = set()
         self._endings: set[asyncio.Task[None]] = set()
+        self._next_sweep: asyncio.TimerHandle | None = None
+        self._closing = False
+        self._counts: Counter[str] = Counter()
         supervisor.on_close(self.close)
 
     async def execute(self, call: Call, cut: Cut) -> CellResult:
@@ -69,58 +90,155 @@ class OwnedKernels:
 
         Raises ConfigError and KernelStartError; then nothing is left of what was started.
         """
+        task = asyncio.current_task()
+        if task is not None:
+            self._calls.add(task)
+        try:
+            result = await self._execute(call, cut)
+        finally:
+            if task is not None:
+                self._calls.discard(task)
+        self._counts[f"cells_{result.status.value}" if result.ran else "calls_not_run"] += 1
+        self._counts["reused"] += result.ran and result.kernel.reused
+        return result
+
+    def infos(self) -> tuple[KernelInfo, ...]:
+        """Describe the kernels that exist now."""
+        return tuple(self._info(kernel) for kernel in self._kernels.values())
+
+    def stats(self) -> dict[str, int]:
+        """Count what has happened: kernels started and lost, by reason, and cells by status."""
+        kernels = list(self._kernels.values())
+        return {
+            "kernels": len(kernels),
+            "attached": sum(kernel.record.attached for kernel in kernels),
+            "started": 0,
+            "reused": 0,
+            **{f"lost_{loss.value}": 0 for loss in Loss},
+            **self._counts,
+        }
+
+    def manager(self, owner: Owner) -> HermesKernelManager | None:
+        """Return the manager of the kernel that the owner used last, None if it has none."""
+        mine = [kernel for kernel in self._kernels.values() if kernel.record.key.owner == owner]
+        return max(mine, key=lambda kernel: kernel.last_used).manager if mine else None
+
+    async def close_where(self, predicate: Callable[[KernelInfo], bool]) -> int:
+        """End the kernels that *predicate* picks, with the cells that run on them; return how many."""
+        chosen = [kernel for kernel in self._kernels.values() if predicate(self._info(kernel))]
+        await asyncio.gather(*(self._end(kernel, Loss.CLOSED) for kernel in chosen))
+        return len(chosen)
+
+    async def close(self) -> None:
+        """End every kernel; calls that run or wait have their results first."""
+        self._closing = True
+        if self._next_sweep is not None:
+            self._next_sweep.cancel()
+        await self.close_where(lambda _: True)
+        if calls := self._calls - {asyncio.current_task()}:
+            await asyncio.wait(calls, timeout=SETTLE_TIMEOUT)
+        await asyncio.gather(*self._endings, return_exceptions=True)
+
+    async def _execute(self, call: Call, cut: Cut) -> CellResult:
         loop = asyncio.get_running_loop()
         began = loop.time()
-        wait = call.request.times.queue_timeout
-        deadline = math.inf if wait is None else began + wait
+        times = call.request.times
+        queue_deadline = math.inf if times.queue_timeout is None else began + times.queue_timeout
+        start_budget = times.start_timeout
+        reset = call.reset
         for _ in range(MAX_ATTEMPTS):
-            if cut.status is not None:
-                return self._not_run(call, cut.status, Phase.QUEUED, None, loop.time() - began)
-            kernel = self._claim(call)
-            kernel.attached += 1
+            status = cut.status or (CellStatus.INTERRUPTED if self._closing else None)
+            if status is not None:
+                return self._not_run(call, status, Phase.QUEUED, None, loop.time() - began)
+            kernel = self._claim(call, reset=reset)
+            reset = False
+            reused = kernel.session is not None and kernel.session.is_ready
             try:
-                turn = await kernel.queue.enter(cut, deadline)
+                turn = await kernel.queue.enter(cut, queue_deadline)
                 if turn is Turn.KERNEL_GONE:
                     continue
                 if isinstance(turn, CellStatus):
                     return self._not_run(call, turn, Phase.QUEUED, kernel, loop.time() - began)
                 try:
-                    return await self._run(call, cut, kernel, began)
+                    kernel.begin(cut)
+                    starts = loop.time()
+                    session = kernel.session
+                    if session is None:
+                        started = await self._start(call, cut, kernel, start_budget)
+                        start_budget -= loop.time() - starts
+                        if isinstance(started, CellStatus):
+                            return self._not_run(call, started, Phase.STARTING, None, loop.time() - began)
+                        session = started
+                    outcome, lost = await self._run(call, cut, session, queue_deadline)
+                    if isinstance(outcome, CellStatus):
+                        return self._not_run(call, outcome, Phase.QUEUED, kernel, loop.time() - began)
+                    took = loop.time() - began
+                    return await self._settled(call, kernel, session, outcome, lost, took, reused=reused)
                 except KernelGoneError:
+                    kernel.finish()
                     await self._end(kernel, Loss.DIED)
                 finally:
+                    kernel.finish()
                     kernel.queue.leave()
             finally:
-                kernel.attached -= 1
-                kernel.last_used = time.time()
-        raise KernelStartError(f"the kernel ended {MAX_ATTEMPTS} times before the code could be run; not run")
+                self._release(kernel)
+        raise KernelStartError(
+            f"the kernel ended {MAX_ATTEMPTS} times before the code could be run; it was not run. "
+            "Look at what its bootstrap code and its interpreter do at the start"
+        )
 
-    def infos(self) -> tuple[KernelInfo, ...]:
-        """Describe the kernels that exist now."""
-        return tuple(_info(kernel) for kernel in self._kernels.values())
+    async def _run(
+        self, call: Call, cut: Cut, session: KernelSession, queue_deadline: float
+    ) -> tuple[CellOutcome | CellStatus, Loss | None]:
+        """Run the cell, and find what it is to be told; a cell that does not run leaves that for the next."""
+        telling = self._population.ledger.say(call.key)
+        ran = False
+        try:
+            outcome = await session.run(call.request, cut, queue_deadline)
+            ran = isinstance(outcome, CellOutcome)
+        finally:
+            if not ran:
+                self._population.ledger.unsay(telling)
+        return outcome, telling.loss
 
-    def manager(self, owner: Owner) -> HermesKernelManager | None:
-        """Return the manager of the kernel that the owner used last, None if it has none."""
-        mine = [kernel for kernel in self._kernels.values() if kernel.key.owner == owner]
-        return max(mine, key=lambda kernel: kernel.last_used).manager if mine else None
+    async def _settled(
+        self,
+        call: Call,
+        kernel: OwnedKernel,
+        session: KernelSession,
+        outcome: CellOutcome,
+        lost: Loss | None,
+        duration: float,
+        *,
+        reused: bool,
+    ) -> CellResult:
+        """The cell has run: end its kernel if that is its fate, and build its result."""
+        ended = outcome.settlement.fate is Fate.END
+        if ended:
+            kernel.finish()
+            await self._end(kernel, _LOSS_OF.get(outcome.settlement.status, Loss.DIED))
+        report = KernelReport(
+            kernel.kernel_id,
+            reused=reused,
+            lost=lost,
+            ended=ended,
+            foreign_cells=session.take_foreign_cells(),
+            degraded=session.degraded,
+        )
+        return _result(call, outcome, report, duration, session.execution_count)
 
-    async def close_where(self, predicate: Callable[[KernelInfo], bool]) -> int:
-        """End the kernels that *predicate* picks, with the cells that run on them; return how many."""
-        chosen = [kernel for kernel in self._kernels.values() if predicate(_info(kernel))]
-        await asyncio.gather(*(self._end(kernel, Loss.CLOSED) for kernel in chosen))
-        return len(chosen)
+    def _claim(self, call: Call, *, reset: bool) -> OwnedKernel:
+        now = asyncio.get_running_loop().time()
+        claim = self._population.claim(call.key, now, reset=reset, pinned=call.pinned)
+        if claim.is_new:
+            self._kernels[claim.record] = self._new_kernel(call, claim.record)
+        self._tear_down_soon(claim.doomed)
+        kernel = self._kernels[claim.record]
+        kernel.last_used = time.time()
+        return kernel
 
-    async def close(self) -> None:
-        """End every kernel."""
-        await self.close_where(lambda _: True)
-        await asyncio.gather(*self._endings, return_exceptions=True)
-
-    def _claim(self, call: Call) -> OwnedKernel:
-        kernel = self._kernels.get(call.key)
-        if kernel is not None:
-            return kernel
+    def _new_kernel(self, call: Call, record: KernelRecord) -> OwnedKernel:
         kernel_id = uuid.uuid4().hex
-        now = time.time()
         manager = HermesKernelManager(
             kernel_id=kernel_id,
             python=call.key.python,
@@ -129,89 +247,113 @@ class OwnedKernels:
             allow_magics=self._options.allow_magics,
             socket_dir=self._options.socket_dir,
             private_cwd=True,
+            restartable=False,
         )
-        kernel = self._kernels[call.key] = OwnedKernel(call.key, kernel_id, manager, now, now)
-        return kernel
+        now = time.time()
+        return OwnedKernel(record, kernel_id, manager, now, now)
 
-    async def _run(self, call: Call, cut: Cut, kernel: OwnedKernel, began: float) -> CellResult:
-        """Run the call's cell; it has the turn."""
+    def _release(self, kernel: OwnedKernel) -> None:
+        kernel.last_used = time.time()
+        now = asyncio.get_running_loop().time()
+        self._tear_down_soon(self._population.release(kernel.record, now))
+        self._plan_sweep()
+
+    async def _start(
+        self, call: Call, cut: Cut, kernel: OwnedKernel, timeout: float
+    ) -> KernelSession | CellStatus:
+        """Bring the kernel up; INTERRUPTED if the caller cuts its call or the kernel is closed first."""
         loop = asyncio.get_running_loop()
-        kernel.running = cut
+        self._counts["started"] += 1
+        starting = kernel.starting = loop.create_task(self._bring_up(call, kernel, loop.time() + timeout))
+        cutting = asyncio.Event()
+        cut.on_change(cutting.set)
+        waiting = loop.create_task(cutting.wait())
         try:
-            reused = kernel.session is not None
-            session = kernel.session or await self._start(call, cut, kernel)
-            if isinstance(session, CellStatus):
-                await self._end(kernel, None)
-                return self._not_run(call, session, Phase.STARTING, None, loop.time() - began)
-            if session.has_ended:
-                raise KernelGoneError(f"kernel {kernel.kernel_id} has ended")
-            lost = self._ledger.tell(call.key)
-            outcome = await session.run(call.request, cut)
+            await asyncio.wait({starting, waiting}, return_when=asyncio.FIRST_COMPLETED)
+            if starting.done() and not starting.cancelled() and starting.exception() is None:
+                return starting.result()
         finally:
-            kernel.running = None
-        settlement = outcome.settlement
-        ended = settlement.fate is Fate.END or kernel.ended
-        if settlement.fate is Fate.END:
-            await self._end(kernel, _LOSS_OF.get(settlement.status, Loss.DIED))
-        report = KernelReport(
-            kernel.kernel_id,
-            reused=reused,
-            lost=lost,
-            ended=ended,
-            foreign_cells=session.foreign_cells,
-            degraded=session.degraded,
-        )
-        return _result(call, outcome, report, loop.time() - began, session.execution_count)
+            cut.on_change(None)
+            waiting.cancel()
+            if not starting.done():
+                starting.cancel()
+                await asyncio.wait({starting})
+            kernel.starting = None
+        kernel.finish()
+        await self._end(kernel, None)
+        if starting.cancelled():
+            return cut.status or CellStatus.INTERRUPTED
+        return starting.result()
 
-    async def _start(self, call: Call, cut: Cut, kernel: OwnedKernel) -> KernelSession | CellStatus:
-        """Start the process and wait until it answers; TIMED_OUT or INTERRUPTED if the caller cut it."""
+    async def _bring_up(self, call: Call, kernel: OwnedKernel, deadline: float) -> KernelSession:
         loop = asyncio.get_running_loop()
-        start_timeout = call.request.times.start_timeout
-        deadline = loop.time() + start_timeout
-        kernel.manager.start_timeout = start_timeout
-        session = None
-        try:
-            await kernel.manager.start_kernel(cwd=call.key.cwd, env=dict(call.env))
-            launched = kernel.manager.launched
-            if launched is None:
-                raise KernelStartError("the kernel's manager was shut down while it started")
-            session = KernelSession(self._supervisor, self._launcher, launched, NoTools())
-            kernel.session = session
-            status = await session.ready(deadline, cut)
-            if status is None and self._options.bootstrap is not None:
-                status = await session.bootstrap(self._options.bootstrap, deadline, cut)
-        except BaseException:
-            await self._end(kernel, None)
-            raise
+        kernel.manager.start_timeout = max(deadline - loop.time(), 0.001)
+        await kernel.manager.start_kernel(cwd=call.key.cwd, env=dict(call.env))
+        launched = kernel.manager.launched
+        if launched is None:
+            raise KernelStartError("the kernel's manager was shut down while it started; call again")
+        session = kernel.session = KernelSession(self._supervisor, self._launcher, launched, NoTools())
         session.on_end(lambda: self._on_end(kernel))
-        return session if status is None else status
+        await session.ready(deadline)
+        if self._options.bootstrap is not None:
+            await session.bootstrap(self._options.bootstrap, deadline)
+        return session
 
     def _on_end(self, kernel: OwnedKernel) -> None:
         """The kernel process is gone. A running cell notices by itself; without one nobody else would."""
-        if kernel.running is None and not kernel.ended:
-            ending = asyncio.get_running_loop().create_task(self._end(kernel, Loss.DIED))
-            self._endings.add(ending)
-            ending.add_done_callback(self._endings.discard)
+        if kernel.running is None and kernel.ending is None:
+            task = asyncio.get_running_loop().create_task(self._end(kernel, Loss.DIED))
+            self._endings.add(task)
+            task.add_done_callback(self._endings.discard)
 
     async def _end(self, kernel: OwnedKernel, loss: Loss | None) -> None:
-        """Take the kernel out of service and end it; callers that wait for it go elsewhere."""
-        if kernel.ended:
-            return
-        kernel.ended = True
-        if self._kernels.get(kernel.key) is kernel:
-            del self._kernels[kernel.key]
-        if loss is not None:
-            self._ledger.record(kernel.key, loss)
-        if kernel.running is not None:
-            kernel.running.interrupt()
+        """Take the kernel out of service, for a reason that its owner is told, and wait until it is gone."""
+        if loss is not None and self._population.serves(kernel.record):
+            self._counts[f"lost_{loss.value}"] += 1
+        self._population.close(kernel.record, loss)
+        await asyncio.shield(self._tear_down(kernel))
+
+    def _tear_down_soon(self, doomed: Iterable[KernelRecord]) -> None:
+        for record in doomed:
+            self._tear_down(self._kernels[record])
+
+    def _tear_down(self, kernel: OwnedKernel) -> "asyncio.Task[None]":
+        """End the kernel, once; the task is done when nothing of it is left."""
+        if kernel.ending is None:
+            kernel.ending = asyncio.get_running_loop().create_task(self._tear_down_now(kernel))
+            self._endings.add(kernel.ending)
+            kernel.ending.add_done_callback(self._endings.discard)
+        return kernel.ending
+
+    async def _tear_down_now(self, kernel: OwnedKernel) -> None:
+        kernel.queue.close()
         try:
+            if kernel.running is not None:
+                kernel.running.interrupt()
+            if kernel.session is not None:
+                await kernel.session.kill()
+            if kernel.running is not None:
+                await kernel.at_rest.wait()  # its caller is told how far the cell came
             if kernel.session is not None:
                 await kernel.session.close()
             await kernel.manager.cleanup_resources()
-        except HermesKernelError:
+        except Exception:  # noqa: BLE001  # the edge of a task: the rest of the registry must go on
             _log.exception("ending kernel %s", kernel.kernel_id)
         finally:
-            kernel.queue.close()
+            self._kernels.pop(kernel.record, None)
+
+    def _plan_sweep(self) -> None:
+        """Have the idle kernels ended when it is time, without any traffic."""
+        if self._next_sweep is not None:
+            self._next_sweep.cancel()
+            self._next_sweep = None
+        due = self._population.next_sweep()
+        if not self._closing and not math.isinf(due):
+            self._next_sweep = asyncio.get_running_loop().call_at(due, self._sweep)
+
+    def _sweep(self) -> None:
+        self._tear_down_soon(self._population.sweep(asyncio.get_running_loop().time()))
+        self._plan_sweep()
 
     def _not_run(
         self, call: Call, status: CellStatus, phase: Phase, kernel: OwnedKernel | None, duration: float
@@ -222,14 +364,38 @@ class OwnedKernels:
         report = KernelReport("" if kernel is None else kernel.kernel_id, reused=session is not None)
         return _result(call, outcome, report, duration, 0 if session is None else session.execution_count)
 
+    def _info(self, kernel: OwnedKernel) -> KernelInfo:
+        launched = kernel.manager.launched
+        session = kernel.session
+        if kernel.ending is not None or not self._population.serves(kernel.record):
+            state = KernelState.CLOSING
+        elif session is None or not session.is_ready:
+            state = KernelState.STARTING
+        else:
+            state = KernelState.IDLE if kernel.running is None else KernelState.BUSY
+        return KernelInfo(
+            owner=kernel.record.key.owner,
+            kernel_id=kernel.kernel_id,
+            pid=None if launched is None else launched.pid,
+            state=state,
+            started=kernel.started,
+            last_used=kernel.last_used,
+            execution_count=0 if session is None else session.execution_count,
+            connection_file=None if launched is None else launched.connection_file,
+            python=kernel.record.key.python,
+            cwd=kernel.record.key.cwd,
+            attached=kernel.record.attached,
+            pinned=kernel.record.pinned,
+            degraded=None if session is None else session.degraded,
+        )
+
 
 def _result(
     call: Call, outcome: CellOutcome, report: KernelReport, duration: float, execution_count: int
 ) -> CellResult:
-    settlement: Settlement = outcome.settlement
     ended = outcome.exit
     return cell_result(
-        settlement,
+        outcome.settlement,
         outcome.outputs,
         times=call.request.times,
         report=report,
@@ -237,29 +403,5 @@ def _result(
         execution_count=execution_count,
         signal=None if ended is None else ended.signal,
         lost_bytes=outcome.lost_bytes,
-    )
-
-
-def _info(kernel: OwnedKernel) -> KernelInfo:
-    launched = kernel.manager.launched
-    session = kernel.session
-    if kernel.ended:
-        state = KernelState.CLOSING
-    elif session is None or not session.is_ready:
-        state = KernelState.STARTING
-    else:
-        state = KernelState.IDLE if kernel.running is None else KernelState.BUSY
-    return KernelInfo(
-        owner=kernel.key.owner,
-        kernel_id=kernel.kernel_id,
-        pid=None if launched is None else launched.pid,
-        state=state,
-        started=kernel.started,
-        last_used=kernel.last_used,
-        execution_count=0 if session is None else session.execution_count,
-        connection_file=None if launched is None else launched.connection_file,
-        python=kernel.key.python,
-        cwd=kernel.key.cwd,
-        attached=kernel.attached,
-        degraded=None if session is None else session.degraded,
+        note=outcome.note,
     )

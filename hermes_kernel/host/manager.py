@@ -3,6 +3,7 @@
 import concurrent.futures
 import os
 import sys
+import warnings
 from typing import Any
 
 import zmq.asyncio
@@ -45,6 +46,7 @@ class HermesKernelManager(AsyncKernelManager):
     launcher = AnyTrait(None, help="A Launcher; None = one of its own.")
     private_cwd = Bool(False, help="Whether a kernel without a directory gets one of its own.")
     start_timeout = Float(30.0, help="Seconds for the launch to be done.").tag(config=True)
+    restartable = Bool(True, help="Whether the kernel is this manager's to restart, not a registry's.")
     options = Dict(help="More of what the kernel is told in its private connection file.")
 
     client_factory = Type(HermesKernelClient)
@@ -175,6 +177,12 @@ class HermesKernelManager(AsyncKernelManager):
         if not restart:
             await self._close_launcher()
 
+    async def _async_restart_kernel(self, now: bool = False, newports: bool = False, **kwargs: Any) -> None:
+        """Restart the kernel; raises ConfigError if it belongs to a registry, which would not know."""
+        if not self.restartable:
+            raise ConfigError("this kernel belongs to a registry: call execute(..., reset=True) instead")
+        await super()._async_restart_kernel(now=now, newports=newports, **kwargs)
+
     def _use_launcher(self) -> Launcher:
         if self.launcher is not None:
             launcher: Launcher = self.launcher
@@ -194,3 +202,11 @@ class HermesKernelManager(AsyncKernelManager):
     pre_start_kernel = _async_pre_start_kernel
     post_start_kernel = _async_post_start_kernel
     cleanup_resources = _async_cleanup_resources
+    restart_kernel = _async_restart_kernel
+
+    def __del__(self) -> None:
+        supervisor = getattr(self, "_own_supervisor", None)  # absent if the arguments were refused
+        if supervisor is not None and not supervisor.closed:
+            warnings.warn("a kernel was not shut down", ResourceWarning, stacklevel=2)
+            supervisor.abandon()
+        super().__del__()

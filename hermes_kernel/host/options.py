@@ -13,7 +13,7 @@ from ..lifecycle.key import KernelKey, Owner
 from ..limits import UNSET, Limits, Unset, checked_time_limit, not_available
 from ..process import interpreter
 from ..process.environment import EnvPolicy, scrub
-from ..process.local import check_cwd
+from ..process.local import check_cwd, environment_now
 from ..process.staging import check_socket_dir
 
 
@@ -43,8 +43,10 @@ class RegistryArguments(TypedDict, total=False):
 class CallArguments(TypedDict, total=False):
     """The keyword arguments of ``execute``, besides the owner.
 
-    ``timeout`` in seconds, None or 0 = none. ``python``: the interpreter, by path or name. ``cwd``: the
-    working directory; None = one of the kernel's own.
+    ``timeout`` in seconds, None or 0 = none. ``reset``: begin with a fresh kernel; a cell that runs on the
+    old one finishes there. ``pinned``: neither the cap nor idleness ends the kernel. ``python``: the
+    interpreter, by path or name. ``cwd``: the working directory; None = one of the kernel's own.
+    ``variant``: what else tells this kernel from others of its owner.
     """
 
     tools: Any
@@ -63,7 +65,7 @@ _LATER_OF_REGISTRY: dict[str, Any] = {
     "capture_context": None, "clean": None,
 }  # fmt: skip
 _LATER_OF_CALL: dict[str, Any] = {
-    "tools": (), "max_tool_calls": UNSET, "reset": False, "pinned": False, "variant": (), "on_event": None,
+    "tools": (), "max_tool_calls": UNSET, "on_event": None,
 }  # fmt: skip
 
 
@@ -75,6 +77,8 @@ class Call:
     request: CellRequest
     env: Mapping[str, str]
     env_policy: EnvPolicy
+    reset: bool = False
+    pinned: bool = False
 
 
 @dataclass(frozen=True)
@@ -98,8 +102,7 @@ class RegistryOptions:
             raise ConfigError(f"limits is a {type(limits).__name__}; give a Limits")
         if given.get("socket_dir") is not None:
             given["socket_dir"] = check_socket_dir(given["socket_dir"])
-        if not isinstance(given.get("allow_magics", True), bool):
-            raise ConfigError(f"allow_magics={given['allow_magics']!r}: give True or False")
+        _checked_switch("allow_magics", given.get("allow_magics", True))
         bootstrap = given.get("bootstrap")
         if bootstrap is not None and not isinstance(bootstrap, str):
             raise ConfigError(f"bootstrap is a {type(bootstrap).__name__}; give Python source as a string")
@@ -119,10 +122,18 @@ class RegistryOptions:
             Owner.of(owner),
             interpreter.resolve(given.get("python")),
             None if cwd is None else check_cwd(cwd),
+            _checked_variant(given.get("variant", ())),
         )
         request = CellRequest(code, self._times(given.get("timeout", UNSET)))
         policy = self._env_policy()
-        return Call(key, request, scrub(os.environ, platform=sys.platform, policy=policy), policy)
+        return Call(
+            key,
+            request,
+            scrub(environment_now(), platform=sys.platform, policy=policy),
+            policy,
+            reset=_checked_switch("reset", given.get("reset", False)),
+            pinned=_checked_switch("pinned", given.get("pinned", False)),
+        )
 
     def _times(self, timeout: Any) -> CellTimes:
         limits = self.limits
@@ -138,7 +149,7 @@ class RegistryOptions:
     def _env_policy(self) -> EnvPolicy:
         """What passes besides the safe names now: evaluated for each call, frozen when its kernel starts."""
         allowed = self.env_passthrough
-        names = [name for name in os.environ if allowed(name)] if callable(allowed) else list(allowed)
+        names = [name for name in list(os.environ) if allowed(name)] if callable(allowed) else list(allowed)
         if self.resolve_env is None:
             return EnvPolicy(frozenset(names))
         values, withheld = {}, set()
@@ -146,6 +157,8 @@ class RegistryOptions:
             value = self.resolve_env(name, os.environ.get(name))
             if value is None:
                 withheld.add(name)
+            elif isinstance(value, str) and "\0" in value:
+                raise ConfigError(f"resolve_env gave a value with a NUL for {name!r}; give text without one")
             elif isinstance(value, str):
                 values[name] = value
             else:
@@ -169,6 +182,18 @@ def _checked_passthrough(given: Any) -> tuple[str, ...] | Callable[[str], bool]:
         if not isinstance(name, str) or not name or "=" in name or "\0" in name:
             raise ConfigError(f"env_passthrough: {name!r} is not the name of a variable")
     return names
+
+
+def _checked_switch(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name}={value!r}: give True or False")
+    return value
+
+
+def _checked_variant(variant: Any) -> tuple[str, ...]:
+    if not isinstance(variant, tuple | list) or not all(isinstance(part, str) for part in variant):
+        raise ConfigError(f"variant={variant!r}: give a tuple of strings")
+    return tuple(variant)
 
 
 def _check_names(given: Mapping[str, Any], known: type, later: Mapping[str, Any]) -> None:

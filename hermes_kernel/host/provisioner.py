@@ -18,7 +18,7 @@ from jupyter_client.provisioning.provisioner_base import KernelProvisionerBase
 from ..errors import ConfigError
 from ..process.environment import EnvPolicy, scrub
 from ..process.launch import Launched, Launcher, LaunchSpec
-from ..process.local import LocalLauncher
+from ..process.local import LocalLauncher, environment_now
 from .supervised import SupervisedLauncher
 from .supervisor import Supervisor, SupervisorClosedError
 
@@ -92,7 +92,7 @@ class HermesProvisioner(LocalProvisioner):
                 f"unknown option {', '.join(unknown)}: a kernel takes {', '.join(sorted(ALLOWED))}"
             )
         env = kwargs.get("env")
-        kwargs["env"] = self._scrub(os.environ if env is None else env)
+        kwargs["env"] = self._scrub(environment_now() if env is None else _checked_env(env))
         if self.terms is None:
             return await super().pre_launch(**kwargs)
         return await KernelProvisionerBase.pre_launch(self, cmd=[], **kwargs)
@@ -208,6 +208,15 @@ def _cwd(given: str | os.PathLike[str] | None, *, private: bool) -> str | None:
         return os.getcwd()
     except OSError as error:
         raise ConfigError("the current directory is gone; give cwd=") from error
+
+
+def _checked_env(env: object) -> Mapping[str, str]:
+    if not isinstance(env, Mapping):
+        raise ConfigError(f"env is a {type(env).__name__}; give a mapping of names to texts")
+    for name, value in env.items():
+        if not isinstance(name, str) or not isinstance(value, str) or "\0" in name + value:
+            raise ConfigError(f"env: {name!r}={value!r} is not a name and a text without NUL")
+    return env
 
 
 def _text(value: object) -> object:

@@ -3,6 +3,7 @@
 import asyncio
 import warnings
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
@@ -77,10 +78,27 @@ class KernelRegistry(RegistryBase):
         who = Owner.of(owner)
         return await self._await(_now(lambda: self._kernels.manager(who)))
 
-    async def close_owner(self, owner: str | Owner) -> int:
-        """End the owner's kernels with the cells that run on them; return how many there were."""
-        who = Owner.of(owner)
-        return await self._await(self._kernels.close_where(lambda info: info.owner == who))
+    async def stats(self) -> dict[str, int]:
+        """Count what has happened: kernels started and lost, by reason, and cells by status."""
+        return await self._await(_now(self._kernels.stats))
+
+    async def close_owner(self, owner: str | Owner, *, children: bool = False) -> int:
+        """End the owner's kernels with the cells that run on them; return how many there were.
+
+        *children*: those of its delegated children too.
+        """
+        return await self.close_where(owned_by(Owner.of(owner), children=children))
+
+    async def close_child(self, child: str) -> int:
+        """End the kernels of a delegated child, whoever delegated to it; return how many there were."""
+        return await self.close_where(lambda info: bool(child) and info.owner.child == child)
+
+    async def close_where(self, predicate: Callable[[KernelInfo], bool]) -> int:
+        """End the kernels that *predicate* picks with the cells that run on them; return how many.
+
+        *predicate* is called on the registry's own thread.
+        """
+        return await self._await(self._kernels.close_where(predicate))
 
     async def close(self) -> None:
         """End every kernel and the supervisor; idempotent."""
@@ -98,6 +116,15 @@ class KernelRegistry(RegistryBase):
             if future.done() and not future.cancelled():
                 future.exception()  # looked at: the caller is told that it was cancelled
             raise
+
+
+def owned_by(owner: Owner, *, children: bool) -> Callable[[KernelInfo], bool]:
+    """Return a predicate that picks the kernels of *owner*."""
+    if not children:
+        return lambda info: info.owner == owner
+    return lambda info: (
+        replace(info.owner, child=owner.child) == owner if owner.child is None else info.owner == owner
+    )
 
 
 async def _now(function: Callable[[], T]) -> T:

@@ -26,6 +26,8 @@ DRAIN = 0.5  # seconds for what a kernel had sent before it ended to arrive
 EXIT_WAIT = 1.0  # seconds for a kernel that said it ends to be gone; a thread of the cell's may hold it up
 END_TIMEOUT = 5.0  # seconds for a killed tree to be gone
 MAX_ANOMALIES = 100  # unreadable or forged messages before the kernel is given up
+MAX_LOGGED = 5  # of them that are worth a line in the log
+REJECTED = "The kernel was ended: it sent too many messages that no kernel sends."
 ASK_AGAIN = 0.2  # seconds without a message on IOPub until the kernel is asked once more
 PROBE = "None"
 HELP = "`hermes-kernel doctor` shows what is wrong"
@@ -46,6 +48,7 @@ class CellOutcome:
     settlement: Settlement
     outputs: OutputCollector
     exit: KernelExit | None = None
+    note: str | None = None
     lost_bytes: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -71,13 +74,16 @@ class KernelSession:
         self._changed = asyncio.Event()
         self._positions: dict[StreamName, int] = {"stdout": 0, "stderr": 0}
         self._anomalies = 0
-        self.foreign_cells = 0
+        self._rejected = False
+        self._foreign: set[str] = set()
+        self._foreign_cells = 0
         self.execution_count = 0
         self._connection = KernelConnection(
             supervisor.zmq_context,
             launched.connection,
             receive=self._receive,
             disconnected=self._on_disconnect,
+            unreadable=self._count_anomaly,
         )
         self._exit: asyncio.Task[KernelExit] = asyncio.create_task(
             launcher.ended(launched.handle), name=f"end of {launched.handle}"
@@ -103,8 +109,8 @@ class KernelSession:
         """Why the kernel runs on stock paths, as it says itself."""
         return self._degraded
 
-    async def ready(self, deadline: float, cut: Cut) -> CellStatus | None:
-        """Wait until the kernel answers; return INTERRUPTED if *cut* comes first.
+    async def ready(self, deadline: float) -> None:
+        """Wait until the kernel answers.
 
         Raises KernelStartError if it ends before, or does not answer until *deadline* (loop time).
         """
@@ -116,33 +122,40 @@ class KernelSession:
                 ask_again = self._loop.time() + ASK_AGAIN
             if self._exit.done():
                 raise self._start_error(f"the kernel ended while it started; {HELP}", await self._exit)
-            if cut.status is not None:
-                return cut.status
             if self._loop.time() >= deadline:
                 raise self._start_error(f"the kernel did not answer within start_timeout; {HELP}", None)
-            await self._wait(min(deadline, ask_again) if self._answered else deadline, cut)
-        return None
+            await self._wait(min(deadline, ask_again) if self._answered else deadline, None)
 
-    async def bootstrap(self, code: str, deadline: float, cut: Cut) -> CellStatus | None:
+    async def bootstrap(self, code: str, deadline: float) -> None:
         """Run code of the host's before the first cell; raises KernelStartError if it fails."""
         timeout = max(deadline - self._loop.time(), 0.001)
         times = CellTimes(timeout, None, timeout, 0, timeout)
-        outcome = await self._execute(code, times, cut, silent=True)
+        outcome = await self._execute(code, times, Cut(), math.inf, silent=True)
         status = outcome.settlement.status
         if status is CellStatus.OK:
-            return None
-        if status is CellStatus.INTERRUPTED:
-            return status
+            return
         error = outcome.outputs.error
         what = error.traceback if error is not None else f"it ended as {status.value}"
+        if status is CellStatus.EXITED:
+            await asyncio.wait({self._exit}, timeout=EXIT_WAIT)
         ended = self._exit.result() if self._exit.done() else None
         raise self._start_error(f"the bootstrap code failed: {what}", ended)
 
-    async def run(self, request: CellRequest, cut: Cut) -> CellOutcome:
-        """Run one cell to its settlement. If its fate is END, the tree is gone when this returns."""
+    async def run(
+        self, request: CellRequest, cut: Cut, queue_deadline: float = math.inf
+    ) -> CellOutcome | CellStatus:
+        """Run one cell to its settlement. If its fate is END, the tree is gone when this returns.
+
+        A cell of another client is waited for until *queue_deadline* (loop time): TIMED_OUT or INTERRUPTED
+        if our code was not sent by then. Raises KernelGoneError if the kernel ended before the cell began.
+        """
+        if self._exit.done():
+            raise KernelGoneError(f"{self._launched.handle} has ended")
+        if (waited := await self._wait_for_others(cut, queue_deadline)) is not None:
+            return waited
         token = await self._bridge.open_cell()
         try:
-            outcome = await self._execute(request.code, request.times, cut, token=token)
+            outcome = await self._execute(request.code, request.times, cut, queue_deadline, token=token)
         finally:
             self._bridge.close_cell(token)
         settlement = outcome.settlement
@@ -150,28 +163,55 @@ class KernelSession:
             raise KernelGoneError(f"{self._launched.handle} ended before the cell began")
         if settlement.fate is Fate.KEEP and settlement.status in _CUT:
             settlement = await self._prove_alive(settlement, request.times)
-        if settlement.fate is Fate.KEEP and self._connection.malformed + self._anomalies > MAX_ANOMALIES:
-            _log.warning("%s sends too much that is no answer: it is ended", self._launched.handle)
+        if settlement.fate is Fate.KEEP and self._rejected:
             settlement = replace(settlement, fate=Fate.END)
         if settlement.execution_count is not None:
             self.execution_count = settlement.execution_count
+        note = REJECTED if self._rejected else None
         if settlement.fate is Fate.KEEP:
-            return replace(outcome, settlement=settlement)
-        return await self._last_words(settlement, outcome.outputs)
+            return replace(outcome, settlement=settlement, note=note)
+        return replace(await self._last_words(settlement, outcome.outputs), note=note)
+
+    async def kill(self) -> None:
+        """End the kernel process and its tree; a cell that runs is settled by that."""
+        await self._launcher.end(self._launched.handle, timeout=END_TIMEOUT)
 
     async def close(self) -> None:
         """End the kernel and everything of it; idempotent."""
-        await self._launcher.end(self._launched.handle, timeout=END_TIMEOUT)
+        await self.kill()
+        await asyncio.wait({self._exit}, timeout=END_TIMEOUT)
         self._exit.cancel()
         self._connection.close()
         await self._bridge.close()
+
+    def take_foreign_cells(self) -> int:
+        """Return how many cells of other clients have run since this was asked last."""
+        count, self._foreign_cells = self._foreign_cells, 0
+        return count
 
     async def interrupt(self) -> None:
         """Send the kernel a SIGINT."""
         await self._launcher.signal(self._launched.handle, signal.SIGINT)
 
+    async def _wait_for_others(self, cut: Cut, deadline: float) -> CellStatus | None:
+        """Wait until no cell of another client runs; say what came first if it was not that."""
+        while self._foreign and not self._exit.done():
+            if cut.status is not None:
+                return cut.status
+            if self._loop.time() >= deadline:
+                return CellStatus.TIMED_OUT
+            await self._wait(deadline, cut)
+        return None
+
     async def _execute(
-        self, code: str, times: CellTimes, cut: Cut, *, silent: bool = False, token: str | None = None
+        self,
+        code: str,
+        times: CellTimes,
+        cut: Cut,
+        queue_deadline: float,
+        *,
+        silent: bool = False,
+        token: str | None = None,
     ) -> CellOutcome:
         content = {
             "code": code,
@@ -186,13 +226,14 @@ class KernelSession:
             msg_id = self._connection.send("shell", "execute_request", content, metadata)
         except zmq.Again as error:
             raise KernelGoneError(f"{self._launched.handle} takes no requests any more") from error
-        execution = CellExecution(msg_id, times, self._loop.time())
+        execution = CellExecution(msg_id, times, self._loop.time(), queue_deadline=queue_deadline)
+        if self._foreign:
+            execution.hold()
         self._execution = execution
         try:
             settlement = await self._settle(execution, cut)
         finally:
             self._execution = None
-            self._anomalies += execution.anomalies
         return CellOutcome(settlement, execution.outputs)
 
     async def _settle(self, execution: CellExecution, cut: Cut) -> Settlement:
@@ -204,9 +245,16 @@ class KernelSession:
                 ended = self._exit.result()
                 execution.kernel_ended(ended.exit_code, ended.last_cell)
                 continue
+            if self._rejected:
+                await self.kill()
+                if not self._exit.done():
+                    execution.kernel_ended(-signal.SIGKILL)
+                continue
             if self._gone_channels:
                 # The process lives but has hung up: it sent more than a frame may have.
                 await self._end_disconnected()
+                if not self._exit.done():  # it cannot be ended; nothing more can come of it
+                    execution.kernel_ended(-signal.SIGKILL)
                 continue
             if cut.status is not None:
                 execution.interrupt(self._loop.time())
@@ -219,11 +267,13 @@ class KernelSession:
         return execution.settlement
 
     async def _prove_alive(self, settlement: Settlement, times: CellTimes) -> Settlement:
-        """A kernel that was interrupted is kept only if it runs another cell."""
-        probe_times = CellTimes(times.interrupt_grace, None, times.start_timeout, 0, times.interrupt_grace)
+        """A kernel that was interrupted is kept only if it runs another cell within the same grace."""
+        grace_left = max(settlement.grace_until - self._loop.time(), 0)
+        probe_times = CellTimes(grace_left, None, times.start_timeout, 0, grace_left)
         try:
-            outcome = await self._execute(PROBE, probe_times, Cut(), silent=True)
-        except KernelGoneError:  # the cell has run; only its kernel is gone
+            async with asyncio.timeout(grace_left):
+                outcome = await self._execute(PROBE, probe_times, Cut(), math.inf, silent=True)
+        except (TimeoutError, KernelGoneError):  # the cell has run; only its kernel is not to be had
             return replace(settlement, fate=Fate.END)
         if outcome.settlement.status is CellStatus.OK and not outcome.settlement.idle_missing:
             return settlement
@@ -243,14 +293,14 @@ class KernelSession:
                 missing = end.total - self._positions[name]
                 lost[name] = outputs.add_rest(name, missing, end.rest, end.undrained)
         await ending
-        return CellOutcome(settlement, outputs, ended, lost)
+        return CellOutcome(settlement, outputs, ended, lost_bytes=lost)
 
     async def _end_disconnected(self) -> None:
         """A channel is gone. Most often the process is about to be; one that lives on is of no use."""
         done, _ = await asyncio.wait({self._exit}, timeout=DRAIN)
         if not done:
             _log.warning("%s has hung up: %s", self._launched.handle, ", ".join(self._gone_channels))
-            await self._launcher.end(self._launched.handle, timeout=END_TIMEOUT)
+            await self.kill()
 
     async def _drain(self) -> None:
         """Wait until the IOPub channel has been read to its end."""
@@ -286,8 +336,10 @@ class KernelSession:
         elif message.msg_type == "kernel_info_reply" and message.parent_id in self._asked:
             self._learn(message.content)
         elif execution is None or not execution.receive_reply(message, now):
-            self._anomalies += 1
-            _log.info("%s answered nothing that was asked: %s", self._launched.handle, message.msg_type[:50])
+            self._count_anomaly()
+        elif execution.anomalies:
+            execution.anomalies = 0
+            self._count_anomaly()
         if execution is None or execution.settlement is not None or channel == "shell":
             self._changed.set()
 
@@ -300,8 +352,35 @@ class KernelSession:
         elif execution is not None and execution.receive_iopub(message, now):
             if message.msg_type == "status":
                 self._changed.set()
-        elif message.msg_type == "execute_input":
-            self.foreign_cells += 1
+        elif message.msg_type == "execute_input" and message.parent_id is not None:
+            self._begin_foreign(message.parent_id, execution)
+        elif message.msg_type == "status" and message.content["execution_state"] == "idle":
+            self._end_foreign(message.parent_id, execution, now)
+
+    def _begin_foreign(self, parent_id: str, execution: CellExecution | None) -> None:
+        if len(self._foreign) < MAX_ANOMALIES:
+            self._foreign.add(parent_id)
+        self._foreign_cells += 1
+        if execution is not None:
+            execution.hold()
+
+    def _end_foreign(self, parent_id: str | None, execution: CellExecution | None, now: float) -> None:
+        if parent_id in self._foreign:
+            self._foreign.discard(parent_id)
+            self._changed.set()
+            if execution is not None and not self._foreign:
+                execution.resume(now)
+
+    def _count_anomaly(self) -> None:
+        """Something came that no kernel sends. Too much of it ends the kernel, with a cell or without."""
+        self._anomalies += 1
+        if self._anomalies <= MAX_LOGGED:
+            _log.warning("%s sent what is no answer (number %d)", self._launched.handle, self._anomalies)
+        if self._anomalies > MAX_ANOMALIES and not self._rejected:
+            _log.warning("%s sent too much that is no answer: it is ended", self._launched.handle)
+            self._rejected = True
+            self._changed.set()
+            self._rejecting = self._loop.create_task(self.kill(), name=f"reject {self._launched.handle}")
 
     def _learn(self, content: Mapping[str, Any]) -> None:
         self._answered = True

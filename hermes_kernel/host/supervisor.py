@@ -46,7 +46,8 @@ class Supervisor:
         self._closing: list[Callable[[], Coroutine[Any, Any, None]]] = []
         self._closed = threading.Event()
         self._finished: concurrent.futures.Future[None] = concurrent.futures.Future()
-        self._lock = threading.Lock()
+        self._finished.set_running_or_notify_cancel()  # who waits for it cannot cancel it
+        self._lock = threading.RLock()  # a collected registry may close it while this thread holds the lock
         self.zmq_context = zmq.Context()
         self.zmq_context.max_sockets = MAX_SOCKETS
         for option, value in SOCKET_OPTIONS.items():
@@ -76,8 +77,11 @@ class Supervisor:
         Raises SupervisorClosedError.
         """
         result: concurrent.futures.Future[T] = concurrent.futures.Future()
+        if self._owner_pid != os.getpid():
+            work.close()
+            raise SupervisorClosedError("it belongs to the parent process; make one here")
         with self._lock:
-            if self.closed:
+            if self._closed.is_set():
                 work.close()
                 raise SupervisorClosedError("it is closed; make a new one")
             self._loop.call_soon_threadsafe(self._start, work, result, context=contextvars.Context())
@@ -90,48 +94,56 @@ class Supervisor:
         return await asyncio.wrap_future(self.submit(work))
 
     def call(self, function: Callable[[], object]) -> None:
-        """Call *function* on the loop soon; nothing if the supervisor is closed."""
+        """Call *function* on the loop soon; nothing if the supervisor has ended."""
         with self._lock:
-            if not self.closed:
+            if self._owner_pid == os.getpid() and not self._loop.is_closed():
                 self._loop.call_soon_threadsafe(function, context=contextvars.Context())
 
     def close(self) -> None:
         """Run the ``on_close`` callbacks and end the thread; idempotent, from any thread but its own.
 
-        In a forked child it does nothing: the thread, and all that it owns, are the parent's.
+        Whoever calls it, it returns when the thread has ended, or after CLOSE_TIMEOUT seconds. In a forked
+        child it does nothing: the thread, and all that it owns, are the parent's.
         """
-        if not self._begin_close():
-            return
-        self._thread.join(CLOSE_TIMEOUT)
-        if self._thread.is_alive():
-            _log.error("%s did not end within %s s", self._thread.name, CLOSE_TIMEOUT)
+        self._begin_close()
+        if self._owner_pid == os.getpid() and not self.is_current:
+            self._thread.join(CLOSE_TIMEOUT)
+            if self._thread.is_alive():
+                _log.error("%s did not end within %s s", self._thread.name, CLOSE_TIMEOUT)
 
     async def aclose(self) -> None:
         """Close without blocking the caller's loop, which waits until the thread has ended."""
-        if self._begin_close():
-            await asyncio.wrap_future(self._finished)
+        self._begin_close()
+        if self._owner_pid == os.getpid() and not self.is_current:
+            finished = asyncio.wrap_future(self._finished)
+            try:
+                await asyncio.wait_for(asyncio.shield(finished), CLOSE_TIMEOUT)
+            except TimeoutError:
+                _log.error("%s did not end within %s s", self._thread.name, CLOSE_TIMEOUT)
 
     def abandon(self) -> None:
         """Close without waiting: for an owner that is being collected, on whatever thread that happens."""
         self._begin_close()
 
-    def _begin_close(self) -> bool:
+    def _begin_close(self) -> None:
+        if self._owner_pid != os.getpid():
+            return
         with self._lock:
-            if self.closed:
-                return False
+            if self._closed.is_set():
+                return
             self._closed.set()
         atexit.unregister(self._at_exit)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        return True
 
     def _start(self, work: Coroutine[Any, Any, T], result: "concurrent.futures.Future[T]") -> None:
         task = self._loop.create_task(work)
 
         def done(finished: "asyncio.Task[T]") -> None:
-            if finished.cancelled():
-                result.cancel()
-            elif not result.set_running_or_notify_cancel():
-                finished.exception()  # looked at: nobody else waits for it
+            if not result.set_running_or_notify_cancel():
+                if not finished.cancelled():
+                    finished.exception()  # looked at: nobody else waits for it
+            elif finished.cancelled():
+                result.set_exception(SupervisorClosedError("it was closed; make a new one"))
             elif (error := finished.exception()) is not None:
                 result.set_exception(error)
             else:
@@ -145,7 +157,8 @@ class Supervisor:
             self._loop.run_forever()
             self._loop.run_until_complete(self._finish())
         finally:
-            self._loop.close()
+            with self._lock:
+                self._loop.close()
             self.zmq_context.destroy(linger=0)
             self._finished.set_result(None)
 

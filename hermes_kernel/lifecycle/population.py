@@ -117,7 +117,7 @@ class KernelPopulation:
 
     def sweep(self, now: float) -> tuple[KernelRecord, ...]:
         """Take out of service what nobody has used for ``idle_timeout``."""
-        idle = [record for record in self._free() if now - record.last_used >= self.idle_timeout]
+        idle = [record for record in self._free() if now >= record.last_used + self.idle_timeout]
         return self._doom_all(idle, Loss.IDLE)
 
     def next_sweep(self) -> float:

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -72,19 +73,21 @@ async def probe(python: str, env: dict[str, str], *, timeout: float) -> Interpre
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             env=env,
+            start_new_session=True,
         )
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(
             f"python={python!r} cannot be run: {error}; give an existing interpreter"
         ) from error
     try:
-        out, err = await asyncio.wait_for(process.communicate(), timeout)
+        async with asyncio.timeout(timeout):
+            out, err = await process.communicate()
     except TimeoutError:
-        process.kill()
-        await process.wait()
         raise ConfigError(
             f"python={python!r} did not answer within {timeout:g} s; give another interpreter"
         ) from None
+    finally:
+        await _end(process)
     try:
         answer = json.loads(out)
         major, minor = (int(part) for part in answer["version"])
@@ -96,6 +99,16 @@ async def probe(python: str, env: dict[str, str], *, timeout: float) -> Interpre
             + (f": {tail}" if tail else "; give another interpreter")
         ) from None
     return _checked(python, (major, minor), ipykernel)
+
+
+async def _end(process: "asyncio.subprocess.Process") -> None:
+    """Leave nothing of the probe: a script in an interpreter's place may have started others."""
+    if process.returncode is None:
+        if hasattr(os, "killpg"):
+            os.killpg(process.pid, signal.SIGKILL)
+        else:
+            process.kill()
+        await process.wait()
 
 
 def _checked(python: str, python_version: tuple[int, int], ipykernel: str | None) -> Interpreter:

@@ -100,7 +100,7 @@ class Ended(Enum):
 
 
 class Launcher(Protocol):
-    """Starts kernels on one node and ends them. Every method may be called from any event loop."""
+    """Starts kernels on one node and ends them."""
 
     async def probe(self, python: str, *, timeout: float) -> Interpreter:
         """Find out whether *python* can run a kernel; raises ConfigError with the next step if not."""

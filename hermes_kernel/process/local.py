@@ -14,12 +14,14 @@ from ..sidecar import __file__ as _sidecar
 from . import interpreter, tree
 from .environment import FIXED, EnvPolicy, scrub
 from .launch import Ended, Interpreter, KernelExit, KernelHandle, Launched, LaunchSpec
-from .staging import LOG_TAIL, Staging, StagingError
+from .staging import LOG_TAIL, Staging, StagingError, remove_trees
 
 NODE = "local"
 KERNEL_MODULE = "hermes_kernel.kernel.app"
 PLAIN = "HERMES_KERNEL_PLAIN"
 PROBE_TIMEOUT = 10.0  # seconds for an interpreter to say what it has
+REMOVAL_WAIT = 0.5  # seconds that the end of a kernel waits for the removal of its files
+CLOSE_TIMEOUT = 5.0  # seconds for all that is still being removed when the launcher is closed
 REMEMBERED = 1000  # ended kernels whose exit code can still be asked for
 
 _LAUNCHER = str(Path(_sidecar).with_name("launcher.py").absolute())
@@ -34,11 +36,14 @@ class _Kernel:
 
 @dataclass
 class LocalLauncher:
-    """Spawns kernels as child processes. Lives on one event loop."""
+    """Spawns kernels as child processes.
+
+    It lives on one event loop; ``SupervisedLauncher`` lends it to others.
+    """
 
     _kernels: dict[KernelHandle, _Kernel] = field(default_factory=dict, init=False)
     _ended: OrderedDict[KernelHandle, KernelExit] = field(default_factory=OrderedDict, init=False)
-    _closing: bool = field(default=False, init=False)
+    _removals: "set[asyncio.Future[None]]" = field(default_factory=set, init=False)
     _interpreters: dict[str, Interpreter] = field(default_factory=dict, init=False)
     _incarnations: "itertools.count[int]" = field(default_factory=itertools.count, init=False)
 
@@ -50,7 +55,7 @@ class LocalLauncher:
         if python == sys.executable:
             found = interpreter.own()
         else:
-            env = scrub(os.environ, platform=sys.platform, policy=EnvPolicy())
+            env = scrub(environment_now(), platform=sys.platform, policy=EnvPolicy())
             found = await interpreter.probe(python, env, timeout=timeout)
         self._interpreters[python] = found
         return found
@@ -72,11 +77,18 @@ class LocalLauncher:
             options = {**spec.options, "stdio": stdio.read_ends}
             staging.write_connection_file({**connection, "hermes": options})
             process = tree.start(argv, env=env, cwd=cwd or str(staging.work), stdio=stdio)
-        except OSError as error:
+        except BaseException as error:
             if stdio is not None:
                 stdio.close()
             staging.remove()
-            raise KernelStartError(f"the kernel's process cannot be started: {error}", argv=argv) from error
+            if isinstance(error, ValueError | TypeError):  # a NUL, or what is no text
+                raise ConfigError(
+                    f"the command or the environment of the kernel is wrong: {error}"
+                ) from error
+            if isinstance(error, OSError):
+                what = f"the kernel's process cannot be started: {error}"
+                raise KernelStartError(what, argv=argv) from error
+            raise
         handle = KernelHandle(NODE, spec.kernel_id, next(self._incarnations))
         exited = asyncio.create_task(_exit_of(process, staging), name=f"exit of {handle}")
         self._kernels[handle] = _Kernel(staging, process, exited)
@@ -114,24 +126,39 @@ class LocalLauncher:
             await asyncio.wait_for(asyncio.shield(kernel.exited), timeout)
         except TimeoutError:
             return Ended.NOT_CLEAN
-        self._forget(handle, kernel.exited.result())
-        if self._closing:  # perhaps at the end of the interpreter, where no thread can be started
-            kernel.staging.remove()
-        else:  # a cell may have filled its directory: that must not hold up the other kernels
-            await asyncio.to_thread(kernel.staging.remove)
+        if self._forget(handle, kernel.exited.result()):
+            await self._remove(kernel.staging)
         return Ended.CLEAN
 
     async def close(self) -> None:
-        """End every kernel."""
-        self._closing = True
+        """End every kernel, and wait for the removal of what they have left."""
         await asyncio.gather(*(self.end(handle, timeout=5) for handle in list(self._kernels)))
+        if self._removals:
+            await asyncio.wait(self._removals, timeout=CLOSE_TIMEOUT)
 
-    def _forget(self, handle: KernelHandle, exit_: KernelExit) -> None:
-        """Keep of an ended kernel how it ended, not what it wrote."""
-        self._kernels.pop(handle, None)
+    def _forget(self, handle: KernelHandle, exit_: KernelExit) -> bool:
+        """Keep of an ended kernel how it ended, not what it wrote; return whether this is news."""
         self._ended[handle] = KernelExit(exit_.exit_code, exit_.signal)
         while len(self._ended) > REMEMBERED:
             self._ended.popitem(last=False)
+        return self._kernels.pop(handle, None) is not None
+
+    async def _remove(self, staging: Staging) -> None:
+        """Remove a kernel's directory. A cell may have filled it: then that goes on without its caller."""
+        gone = staging.retire()
+        try:
+            removal = asyncio.get_running_loop().run_in_executor(None, remove_trees, gone)
+            self._removals.add(removal)
+            removal.add_done_callback(self._removals.discard)
+            await asyncio.wait({removal}, timeout=REMOVAL_WAIT)
+        except RuntimeError:  # the interpreter ends: no thread can be started any more
+            remove_trees(gone)
+
+
+def environment_now() -> dict[str, str]:
+    """Return the environment as it is; other threads may be changing it."""
+    found = ((name, os.environ.get(name)) for name in list(os.environ))
+    return {name: value for name, value in found if value is not None}
 
 
 class UnknownKernelError(HermesKernelError):

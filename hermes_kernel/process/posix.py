@@ -107,6 +107,8 @@ class PosixTree:
             os.killpg(self.pid, signum)
         except ProcessLookupError:  # the head has just ended and nothing else is in its group
             pass
+        except PermissionError as error:  # a program of another user's: it is not ours to end
+            _log.warning("cannot signal the group %d: %s", self.pid, error)
 
     def _watch(self) -> Callable[[], None]:
         """Have ``_reap`` called on the loop when the head is gone; return how to stop that."""

@@ -7,14 +7,16 @@ a directory with a short name.
 
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
 import stat
 import struct
+import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,7 @@ REST_SIZE = 256 * 1024
 MARK_SIZE = 256
 """Bytes of the file that names the cell that began last."""
 
+_log = logging.getLogger(__name__)
 _LONGEST_SUFFIX = "-5"
 _CHANNELS = ("shell", "iopub", "stdin", "control", "hb")
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
@@ -71,8 +74,7 @@ class Staging:
             _create(path / "cell.started", b"", size=MARK_SIZE)
             _create(path / "kernel.log", b"")
         except (OSError, StagingError) as error:
-            for directory in made:
-                _remove_tree(directory)
+            remove_trees(made)
             raise StagingError(f"cannot make the kernel's directory {path}: {error}") from error
         return cls(path, sockets)
 
@@ -83,7 +85,7 @@ class Staging:
 
     @property
     def log(self) -> Path:
-        """Where the process's own stdout and stderr go."""
+        """Where the kernel's log messages go."""
         return self.path / "kernel.log"
 
     @property
@@ -130,8 +132,22 @@ class Staging:
 
     def remove(self) -> None:
         """Remove the directory and all that is in it, whatever the cells have made of it."""
-        for directory in {self.path, self.sockets.parent}:
-            _remove_tree(directory)
+        remove_trees(self.retire())
+
+    def retire(self) -> tuple[Path, ...]:
+        """Move the directory out of the way, so that its name is free; return what is to be removed."""
+        gone = []
+        for number, directory in enumerate(dict.fromkeys((self.path, self.sockets.parent))):
+            aside = directory.with_name(f".{directory.name}.{os.urandom(4).hex()}{number}")
+            try:
+                os.rename(directory, aside)
+            except FileNotFoundError:
+                continue
+            except OSError as error:  # something is mounted there, or the base is not writable any more
+                _log.warning("cannot move %s: %s", directory, error)
+                aside = directory
+            gone.append(aside)
+        return tuple(gone)
 
 
 def runtime_base() -> Path:
@@ -258,19 +274,22 @@ def _read_end(path: Path, size: int) -> bytes:
         return file.read(size)
 
 
-def _remove_tree(directory: Path) -> None:
-    if directory.exists() and not directory.is_symlink():
-        shutil.rmtree(directory, onerror=_make_removable)
+def remove_trees(directories: Iterable[Path]) -> None:
+    """Remove directories with all that is in them; what cannot be removed is logged."""
+    for directory in directories:
+        try:
+            shutil.rmtree(directory)
+        except FileNotFoundError:
+            continue
+        except (OSError, RecursionError) as error:  # locked by a cell, or deeper than Python can follow
+            _remove_by_tools(directory, error)
 
 
-def _make_removable(function: Any, path: str, exc_info: Any) -> None:
-    """Give a directory that a cell has locked its permissions back, and try once more."""
-    error = exc_info[1]
-    if isinstance(error, FileNotFoundError):
-        return
-    os.chmod(os.path.dirname(path), 0o700)
-    if os.path.isdir(path) and not os.path.islink(path):
-        os.chmod(path, 0o700)
-        shutil.rmtree(path)
-    else:
-        os.unlink(path)
+def _remove_by_tools(directory: Path, error: Exception) -> None:
+    for command in (["chmod", "-R", "u+rwX", "--"], ["rm", "-rf", "--"]):
+        if shutil.which(command[0]) is not None:
+            subprocess.run(
+                [*command, str(directory)], stdin=subprocess.DEVNULL, capture_output=True, check=False
+            )
+    if os.path.lexists(directory):
+        _log.warning("cannot remove %s: %s", directory, error)

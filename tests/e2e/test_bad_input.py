@@ -162,9 +162,6 @@ def test_choices_have_names_and_others_are_refused() -> None:
 
 
 LATER_LIMITS = {
-    "max_kernels": 8,
-    "idle_timeout": 60,
-    "queue_timeout": 5,
     "max_tool_calls": 3,
     "output_bytes": 1000,
     "stderr_bytes": 1000,
@@ -187,9 +184,6 @@ LATER_REGISTRY = {
 LATER_CALL = {
     "tools": [print],
     "max_tool_calls": 3,
-    "reset": True,
-    "pinned": True,
-    "variant": ("gpu",),
     "on_event": print,
 }
 
@@ -483,7 +477,7 @@ def test_a_kernel_that_ends_at_its_start_is_an_error_at_once_and_the_next_start_
     broken = tmp_path / "broken"
     endings: dict[str, tuple[int | None, str]] = {
         "1/0": (None, "ZeroDivisionError"),
-        "raise SystemExit(5)": (None, "5"),
+        "raise SystemExit(5)": (5, "5"),
         "import no_such_module_at_all": (None, "no_such_module_at_all"),
         "raise KeyboardInterrupt": (None, "KeyboardInterrupt"),
         "class E(BaseException): pass\nraise E('odd')": (None, "odd"),
@@ -566,6 +560,16 @@ def test_a_kernel_that_ends_before_it_answers_shows_its_command_code_and_last_wo
     works_elsewhere = registry.execute("6*7", owner="b")
     assert works_elsewhere.value == "42"
     assert registry.execute("6*7", owner="a").value == "42"
+
+
+@pytest.mark.parametrize("stream", [1, 2])
+def test_a_kernel_that_writes_much_before_it_ends_is_not_held_by_its_own_words(
+    make_registry: REGISTRY, tmp_path: Path, stream: int
+) -> None:
+    python = wrapper(tmp_path / "python", f"exec >&{stream}\nseq 400000\necho the last\nexit 3")
+    registry = make_registry(limits=Limits(start_timeout=8))
+    with refused(str(python), "the last", kind=KernelStartError, by=registry):
+        registry.execute("1", owner="a", python=python)
 
 
 @pytest.mark.parametrize(

@@ -281,7 +281,7 @@ def test_reset_during_a_call_gives_a_new_kernel_at_once_and_the_old_one_serves_i
     claim = population.claim(A, now=4.0, reset=True)
     assert (claim.is_new, claim.doomed) == (True, ())
     assert claim.record is not old
-    assert set(population) == {old, claim.record}
+    assert (set(population), len(population)) == ({old, claim.record}, 2)
     assert population.serves(claim.record)
     assert not population.serves(old)
     assert population.release(old, now=5.0) == ()
@@ -365,6 +365,7 @@ def test_close_of_a_retired_kernel_in_use_hands_it_out_now_and_never_again(
     assert population.close(old, Loss.CLOSED) == ()
     assert population.release(old, now=4.0) == ()
     assert list(population) == [new]
+    assert population.ledger.tell(A) is None
 
 
 def test_close_ends_a_pinned_kernel(population: KernelPopulation) -> None:
