@@ -10,6 +10,7 @@ from ..errors import HermesKernelError, KernelStartError
 from .doctor import doctor
 from .interruption import exit_code_of_interrupt
 from .run import run
+from .spec import spec
 
 CANNOT = 2
 """Exit code of a usage, configuration or start error; click's usage errors have it too."""
@@ -48,6 +49,7 @@ def main() -> None:
 
 main.add_command(run)
 main.add_command(doctor)
+main.add_command(spec)
 
 
 def _sentence(error: HermesKernelError) -> str:

@@ -6,7 +6,8 @@ from typing import Any
 
 import zmq.asyncio
 from jupyter_client.asynchronous.client import AsyncKernelClient
-from traitlets import Instance, default
+from jupyter_client.session import Session
+from traitlets import Instance, Unicode, default
 
 from .supervisor import SOCKET_OPTIONS
 
@@ -20,6 +21,29 @@ def client_context() -> zmq.asyncio.Context:
     for option, value in SOCKET_OPTIONS.items():
         context.setsockopt(option, value)
     return context
+
+
+OWNERS_REQUESTS = frozenset({"execute_request", "interrupt_request", "shutdown_request"})
+
+
+class OwnerSession(Session):
+    """A session whose requests show that they come from the kernel's owner."""
+
+    owner_secret = Unicode()
+
+    def msg(
+        self,
+        msg_type: str,
+        content: dict[str, Any] | None = None,
+        parent: dict[str, Any] | None = None,
+        header: dict[str, Any] | None = None,
+        metadata: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """Make a message; one that only the owner may send carries the secret."""
+        message: dict[str, Any] = super().msg(msg_type, content, parent, header, metadata)
+        if msg_type in OWNERS_REQUESTS and self.owner_secret:
+            message["metadata"].setdefault("hermes", {})["owner_secret"] = self.owner_secret
+        return message
 
 
 class HermesKernelClient(AsyncKernelClient):

@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import zmq
-from jupyter_client.session import Session
 from zmq.utils.monitor import parse_monitor_message
 
 from ..cell.message import Message
 from ..wire import PACKER, UNPACKER
+from .client import OwnerSession
 
 MAX_MESSAGE = 256 * 1024 * 1024
 """Bytes of one frame; a kernel that sends more loses its connection (libzmq closes it without a word)."""
@@ -38,6 +38,7 @@ class KernelConnection:
         context: "zmq.Context[Any]",
         info: Mapping[str, Any],
         *,
+        owner_secret: str,
         receive: Receive,
         disconnected: Callable[[str], None],
         unreadable: Callable[[], None],
@@ -46,7 +47,8 @@ class KernelConnection:
         self._receive = receive
         self._disconnected = disconnected
         self._unreadable = unreadable
-        self.session = Session(
+        self.session = OwnerSession(
+            owner_secret=owner_secret,
             key=info["key"].encode(),
             signature_scheme=info["signature_scheme"],
             packer=PACKER,

@@ -292,7 +292,10 @@ class OwnedKernels:
         launched = kernel.manager.launched
         if launched is None:
             raise KernelStartError("the kernel's manager was shut down while it started; call again")
-        session = kernel.session = KernelSession(self._supervisor, self._launcher, launched, NoTools())
+        secret = kernel.manager.owner_secret
+        session = kernel.session = KernelSession(
+            self._supervisor, self._launcher, launched, NoTools(), owner_secret=secret
+        )
         session.on_end(lambda: self._on_end(kernel))
         await session.ready(deadline)
         if self._options.bootstrap is not None:

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import os
+import secrets
 import sys
 import warnings
 from typing import Any
@@ -20,7 +21,7 @@ from ..process.environment import EnvPolicy
 from ..process.launch import Launched, Launcher
 from ..process.local import LocalLauncher
 from ..wire import PACKER, UNPACKER
-from .client import HermesKernelClient, client_context
+from .client import HermesKernelClient, OwnerSession, client_context
 from .provisioner import HermesProvisioner, LaunchTerms
 from .supervised import SupervisedLauncher
 from .supervisor import Supervisor
@@ -79,7 +80,7 @@ class HermesKernelManager(AsyncKernelManager):
 
     @default("session")
     def _default_session(self) -> Session:
-        return Session(parent=self, packer=PACKER, unpacker=UNPACKER)
+        return OwnerSession(parent=self, packer=PACKER, unpacker=UNPACKER, owner_secret=secrets.token_hex(16))
 
     @property
     def kernel_spec(self) -> KernelSpec:
@@ -99,12 +100,22 @@ class HermesKernelManager(AsyncKernelManager):
             launcher=self._use_launcher(),
             python=self.python,
             env_policy=self.env_policy,
-            options={"ends_on_exit": True, "allow_magics": self.allow_magics, **self.options},
+            options={
+                "ends_on_exit": True,
+                "owner_secret": self.owner_secret,
+                "allow_magics": self.allow_magics,
+                **self.options,
+            },
             socket_dir=self.socket_dir,
             private_cwd=self.private_cwd,
             connection=self._kept_connection,
             start_timeout=self.start_timeout,
         )
+
+    @property
+    def owner_secret(self) -> str:
+        """What the requests of the owner carry; never in a connection file that others read."""
+        return str(getattr(self.session, "owner_secret", ""))
 
     @property
     def launched(self) -> Launched | None:

@@ -59,7 +59,13 @@ class KernelSession:
     """
 
     def __init__(
-        self, supervisor: Supervisor, launcher: Launcher, launched: Launched, bridge: ToolBridge
+        self,
+        supervisor: Supervisor,
+        launcher: Launcher,
+        launched: Launched,
+        bridge: ToolBridge,
+        *,
+        owner_secret: str,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._launcher = launcher
@@ -81,6 +87,7 @@ class KernelSession:
         self._connection = KernelConnection(
             supervisor.zmq_context,
             launched.connection,
+            owner_secret=owner_secret,
             receive=self._receive,
             disconnected=self._on_disconnect,
             unreadable=self._count_anomaly,

@@ -111,6 +111,9 @@ class HermesKernelApp(IPKernelApp):
             return
         self.options = info.get("hermes", {})
 
+    def init_path(self) -> None:
+        """Leave the path as it is: a file in the working directory must not take part in the start."""
+
     def init_poller(self) -> None:
         """End with the parent process, which is the host until a warden takes its place."""
         self.parent_handle = os.getppid()
@@ -152,8 +155,8 @@ class HermesKernelApp(IPKernelApp):
         sys.displayhook = self.displayhook
         directory = Path(self.abs_connection_file).parent
         self._log_to(directory / "kernel.log")
-        read_ends = self.options.get("stdio") or [None, None]
-        self.output_log.bind(self.session, self.iopub_thread, directory, self.streams, read_ends)
+        pipes = self.options.get("stdio") or [None, None]
+        self.output_log.bind(self.session, self.iopub_thread, directory, self.streams, pipes)
         self.use_streams()
         self.patch_io()
 
@@ -195,6 +198,9 @@ class HermesKernelApp(IPKernelApp):
         if not self.options.get("allow_magics", self.allow_magics):
             self.kernel.shell.forbid_magics()
         self.kernel.ends_on_exit = bool(self.options.get("ends_on_exit", False))
+        if not self.ignore_cwd:
+            make_working_directory_importable()
+        self.kernel.owner_secret = str(self.options.get("owner_secret", ""))
 
     def _log_to(self, path: Path) -> None:
         """Let log messages go to a file of the kernel's, not into a cell."""
@@ -206,6 +212,19 @@ class HermesKernelApp(IPKernelApp):
             for handler in logger.handlers:
                 if type(handler) is logging.StreamHandler:
                     handler.setStream(file)
+
+
+def make_working_directory_importable() -> None:
+    """Let cells import what lies in their working directory, but nothing of the standard library's from it.
+
+    It stands where IPython puts it. IPython does not if the interpreter was started with -P; ours is, for
+    the start alone.
+    """
+    if "" in sys.path or os.environ.get("PYTHONSAFEPATH"):
+        return
+    site = ("site-packages", "dist-packages")
+    first = (index for index, entry in enumerate(sys.path) if os.path.basename(entry) in site)
+    sys.path.insert(next(first, len(sys.path)), "")
 
 
 def configuration() -> Config:

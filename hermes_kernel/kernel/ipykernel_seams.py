@@ -22,6 +22,8 @@ _SEAMS: tuple[tuple[str, object, str, tuple[str, ...]], ...] = (
     ("encrypting the sockets", IPKernelApp, "_apply_curve_server_options", ("socket",)),
     ("connect_request", IPKernelApp, "_ports", ()),
     ("running without subshells", IPythonKernel, "_supports_kernel_subshells", ()),
+    ("aborting a stranger's cells only", IPythonKernel, "_abort_queues", ("subshell_id",)),
+    ("aborting a stranger's cells only", IPythonKernel, "_send_abort_reply", ("stream", "msg", "idents")),
     ("no pause after a cell", IPythonKernel, "_execute_sleep", ()),
     ("cells in the main thread", IPythonKernel, "shell_main", ("subshell_id", "msg")),
     ("interrupting an awaiting cell", IPythonKernel, "_cancel_on_sigint", ("future",)),

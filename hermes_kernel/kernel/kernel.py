@@ -1,5 +1,6 @@
 """The kernel: ipykernel's, with a reply for every cell, exit codes and an interrupt that wakes an await."""
 
+import hmac
 import os
 import signal
 import socket
@@ -11,7 +12,7 @@ from typing import Any
 import zmq
 from ipykernel.ipkernel import IPythonKernel
 from IPython.core.error import StdinNotImplementedError
-from traitlets import Bool, Instance, Type, default
+from traitlets import Bool, Instance, Type, Unicode, default
 
 from .outputs import OutputLog
 from .shell import CellCompiler, HermesShell, safe_str
@@ -22,6 +23,8 @@ NOBODY = (
 )
 
 
+NOT_YOURS = "this kernel belongs to an agent's session: only its owner may end or interrupt it"
+ABORT_TIME = 0.1  # seconds in which the queued cells of a stranger's failed cell are aborted
 BYTE_ORDER_MARK = "\ufeff"
 
 
@@ -33,6 +36,9 @@ class HermesKernel(IPythonKernel):
     compiler_class = Type(CellCompiler)
 
     ends_on_exit = Bool(False, help="Whether SystemExit in a cell ends the kernel.").tag(config=True)
+    owner_secret = Unicode(
+        help="What a request that may end the kernel carries; empty: all may."
+    )
     output_log = Instance(OutputLog)
 
     exit_code = 0
@@ -41,6 +47,8 @@ class HermesKernel(IPythonKernel):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._pid = os.getpid()
+        self._runs_for_owner = True
+        self._aborting_sessions: set[str] = set()
         sys.breakpointhook = self.breakpoint
 
     @default("output_log")
@@ -67,6 +75,7 @@ class HermesKernel(IPythonKernel):
         """Run one cell on whole output descriptors, and say first that it has begun."""
         self.output_log.repair()
         self.output_log.begin_cell(parent["header"]["msg_id"])
+        self._runs_for_owner = self.is_owner(parent)
         if "hermes" in parent["metadata"] and self.session:
             # Before anything of the cell's runs: it may keep the GIL, and the busy status with it.
             self.session.send(stream, "hermes_cell_started", {}, parent=parent, ident=ident)
@@ -89,7 +98,7 @@ class HermesKernel(IPythonKernel):
         self.output_log.repair()
         if reply["status"] == "error" and not reply.get("traceback"):
             reply["traceback"] = [f"{reply['ename']}: {reply['evalue']}"]
-        if self.shell.exit_code is not None and self.ends_on_exit:
+        if self.shell.exit_code is not None and self.cell_may_end_kernel:
             self.exit_code = self.shell.exit_code
             # Nothing is awaited until the reply and the idle status are on their way.
             self.io_loop.add_callback(self.io_loop.stop)
@@ -98,9 +107,69 @@ class HermesKernel(IPythonKernel):
     def finish_metadata(self, parent: Any, metadata: dict[str, Any], reply_content: Any) -> dict[str, Any]:
         """Add the exit code to the reply of a cell that ends the kernel."""
         metadata = super().finish_metadata(parent, metadata, reply_content)
-        if self.shell.exit_code is not None and self.ends_on_exit:
+        if self.shell.exit_code is not None and self.cell_may_end_kernel:
             metadata["hermes"] = {"exit_code": self.shell.exit_code}
         return metadata
+
+    def is_owner(self, parent: dict[str, Any]) -> bool:
+        """Whether a request comes from the host, or from anybody where the kernel has no owner."""
+        if not self.owner_secret:
+            return True
+        hermes = parent.get("metadata", {}).get("hermes")
+        given = hermes.get("owner_secret") if isinstance(hermes, dict) else None
+        return isinstance(given, str) and hmac.compare_digest(given.encode(), self.owner_secret.encode())
+
+    @property
+    def cell_may_end_kernel(self) -> bool:
+        """Whether SystemExit in the cell that runs now ends the kernel."""
+        return bool(self.ends_on_exit) and self._runs_for_owner
+
+    @property
+    def cell_is_foreign(self) -> bool:
+        """Whether the cell that runs now is another client's than the owner's."""
+        return not self._runs_for_owner
+
+    async def shutdown_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
+        """End the kernel for its owner; anybody else gets an error."""
+        if self._refuse(stream, ident, parent, "shutdown_reply", restart=parent["content"].get("restart")):
+            return
+        await super().shutdown_request(stream, ident, parent)
+
+    async def interrupt_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
+        """Interrupt the cell that runs; a stranger gets an error if it is the owner's."""
+        if not self.cell_is_foreign and self._refuse(stream, ident, parent, "interrupt_reply"):
+            return
+        await super().interrupt_request(stream, ident, parent)
+
+    async def create_subshell_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
+        """Make a subshell where there are any; a stranger gets none beside the owner's cells."""
+        if not self._refuse(stream, ident, parent, "create_subshell_reply"):
+            await super().create_subshell_request(stream, ident, parent)
+
+    def should_handle(self, stream: Any, msg: dict[str, Any], idents: Any) -> bool:
+        """Abort the queued cells of a stranger whose cell has failed, and nobody else's."""
+        session = msg["header"].get("session")
+        if msg["header"]["msg_type"] == "execute_request" and session in self._aborting_sessions:
+            self._send_abort_reply(stream, msg, idents)
+            return False
+        return bool(super().should_handle(stream, msg, idents))
+
+    def _abort_queues(self, subshell_id: str | None = None) -> None:
+        if self._runs_for_owner:
+            super()._abort_queues(subshell_id)
+            return
+        session = self.get_parent("shell")["header"].get("session")
+        self._aborting_sessions.add(session)
+        # As long as what had been sent by now takes to be looked at.
+        self.io_loop.call_later(ABORT_TIME, lambda: self._aborting_sessions.discard(session))
+
+    def _refuse(self, stream: Any, ident: Any, parent: dict[str, Any], reply: str, **content: Any) -> bool:
+        """Answer a stranger with an error; return whether it was one."""
+        if self.is_owner(parent):
+            return False
+        content = {"status": "error", "ename": "NotTheOwner", "evalue": NOT_YOURS, "traceback": [], **content}
+        self.session.send(stream, reply, content, parent, ident=ident)
+        return True
 
     def raw_input(self, prompt: object = "") -> str:
         """Ask the client, or say at once that nobody is there."""

@@ -137,18 +137,18 @@ class OutputLog:
         iopub: IOPub,
         directory: Path | None,
         streams: "list[HermesOutStream]",
-        read_ends: Sequence[int | None],
+        pipes: Sequence[Sequence[int] | None],
     ) -> None:
         """Begin to send, and to read the descriptors 1 and 2.
 
-        *read_ends*: the other ends of the pipes that the process was started with; None makes one.
+        *pipes*: the two ends of one for each stream, as the host has made them; None makes one here.
         """
         self._session, self._iopub = session, iopub
         if directory is not None:
             self._rests = {name: Rest(directory / f"{name}.rest") for name in self._rests}
             self._mark = StartMark(directory / "cell.started")
         if hasattr(os, "fork"):
-            self._pipes = [_DescriptorPipe(s, end) for s, end in zip(streams, read_ends, strict=True)]
+            self._pipes = [_DescriptorPipe(s, pipe) for s, pipe in zip(streams, pipes, strict=True)]
 
     def write(self, name: str, text: str, parent: dict[str, Any]) -> None:
         """Take in text that Python code writes, in the cell whose request has the header *parent*."""
@@ -379,17 +379,15 @@ class _DescriptorPipe:
     The host makes it and holds the end that is read too: what is in it when the process dies is not lost.
     """
 
-    def __init__(self, stream: HermesOutStream, read_end: int | None) -> None:
+    def __init__(self, stream: HermesOutStream, ends: Sequence[int] | None) -> None:
         self._stream = stream
         self._number = stream.fileno()
         self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
         self._lock = threading.RLock()  # a signal handler may print while its thread reads here
-        if read_end is None:  # started by hand, or by a launcher that gives none
-            self._read_end, self._write_end = os.pipe()
-            os.dup2(self._write_end, self._number)
-        else:
-            self._read_end, self._write_end = read_end, os.dup(self._number)
-            os.set_inheritable(read_end, False)
+        self._read_end, self._write_end = os.pipe() if ends is None else ends
+        for end in (self._read_end, self._write_end):
+            os.set_inheritable(end, False)
+        os.dup2(self._write_end, self._number)
         os.set_blocking(self._read_end, False)
         os.register_at_fork(after_in_child=self._after_fork)
         self._thread = threading.Thread(target=self._watch, name=f"hermes-fd-{self._number}", daemon=True)

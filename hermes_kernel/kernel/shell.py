@@ -1,5 +1,6 @@
 """The IPython shell of a kernel: plain tracebacks, no colour, and an end that is an end."""
 
+import functools
 import os
 import subprocess
 import sys
@@ -87,6 +88,8 @@ class HermesShell(ZMQInteractiveShell):
 
     system_piped = system_raw = system
 
+    # ipykernel looks at the parameters: what it gives to a cell depends on the version of IPython.
+    @functools.wraps(ZMQInteractiveShell.run_cell_async)
     async def run_cell_async(self, *args: Any, **kwargs: Any) -> Any:
         """Run a cell; forget how the one before ended."""
         self.exit_code = None
@@ -126,6 +129,13 @@ class HermesShell(ZMQInteractiveShell):
         etype, value, _ = self._get_exc_info(None)
         self._showtraceback(etype, value, plain_traceback(value, None))
 
+    def ask_exit(self) -> None:
+        """End the kernel, unless it is another client's cell that asks."""
+        if self.kernel.cell_is_foreign:
+            print("This kernel belongs to an agent's session: it goes on.", file=sys.stderr)
+            return
+        super().ask_exit()
+
     def _showtraceback(self, etype: type, evalue: BaseException, stb: list[str]) -> None:
         # The cell may have put anything in the place of the streams; ipykernel flushes what it finds there.
         app = self.kernel.parent
@@ -133,7 +143,7 @@ class HermesShell(ZMQInteractiveShell):
             super()._showtraceback(etype, printable(evalue), stb)
 
     def _ends_kernel(self) -> bool:
-        return bool(self.kernel.ends_on_exit)
+        return bool(self.kernel.cell_may_end_kernel)
 
 
 def exit_code_of(end: SystemExit) -> int:

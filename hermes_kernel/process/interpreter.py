@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import sys
@@ -81,7 +82,8 @@ async def probe(python: str, env: dict[str, str], *, timeout: float) -> Interpre
         ) from error
     try:
         async with asyncio.timeout(timeout):
-            out, err = await process.communicate()
+            out, err = await asyncio.gather(_read(process.stdout), _read(process.stderr))
+            await process.wait()
     except TimeoutError:
         raise ConfigError(
             f"python={python!r} did not answer within {timeout:g} s; give another interpreter"
@@ -99,6 +101,14 @@ async def probe(python: str, env: dict[str, str], *, timeout: float) -> Interpre
             + (f": {tail}" if tail else "; give another interpreter")
         ) from None
     return _checked(python, (major, minor), ipykernel)
+
+
+async def _read(stream: asyncio.StreamReader | None) -> bytes:
+    """Read to the end, or as much as no interpreter has to say: something else may write without end."""
+    data = b""
+    while stream is not None and (piece := await stream.read(65536)):
+        data = (data + piece)[-65536:]
+    return data
 
 
 async def _end(process: "asyncio.subprocess.Process") -> None:
@@ -120,7 +130,8 @@ def _checked(python: str, python_version: tuple[int, int], ipykernel: str | None
     have = "has no ipykernel" if ipykernel is None else f"has ipykernel {ipykernel}"
     if ipykernel is None or not OLDEST_IPYKERNEL <= _numbers(ipykernel) < FIRST_UNKNOWN_IPYKERNEL:
         raise ConfigError(
-            f"python={python!r} {have}; needed is {NEEDED}: run {python} -m pip install '{NEEDED}'"
+            f"python={python!r} {have}; needed is {NEEDED}: "
+            f"run {shlex.quote(python)} -m pip install '{NEEDED}'"
         )
     return Interpreter(python, python_version, ipykernel)
 

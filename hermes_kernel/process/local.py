@@ -74,7 +74,7 @@ class LocalLauncher:
         stdio: tree.Stdio | None = None
         try:
             stdio = tree.make_stdio()
-            options = {**spec.options, "stdio": stdio.read_ends}
+            options = {**spec.options, "stdio": stdio.handed_over}
             staging.write_connection_file({**connection, "hermes": options})
             process = tree.start(argv, env=env, cwd=cwd or str(staging.work), stdio=stdio)
         except BaseException as error:
@@ -191,16 +191,14 @@ def check_cwd(cwd: str) -> str:
 async def _exit_of(process: tree.ProcessTree, staging: Staging) -> KernelExit:
     status = await process.ended()
     out, err = process.undrained()
-    last_cell = staging.last_cell()
-    # A kernel that has run no cell has said on its standard streams why it did not come up.
-    said = "" if last_cell else (out + err).decode("utf-8", "backslashreplace")
+    said = process.early().decode("utf-8", "backslashreplace")
     return KernelExit(
         status.exit_code,
         status.signal,
         f"{staging.log_tail()}\n{said}".strip()[-LOG_TAIL:],
         stdout=replace(staging.rest("stdout"), undrained=out),
         stderr=replace(staging.rest("stderr"), undrained=err),
-        last_cell=last_cell,
+        last_cell=staging.last_cell(),
     )
 
 

@@ -18,40 +18,54 @@ from .tree import ExitStatus
 _log = logging.getLogger(__name__)
 
 PIPE_SIZE = 1024 * 1024
+EARLY = 64 * 1024  # bytes that are kept of what a process writes before it takes its pipes
 UNDRAINED = 1024 * 1024  # bytes of a dead kernel's pipe that are kept: as many as the pipe can hold
 
 
 class PosixStdio:
-    """Two pipes, for the standard output and error of a process that reads them itself."""
+    """The pipes of a process: one for what it writes at first, two that it reads itself later on."""
 
     def __init__(self) -> None:
         self._ends: list[int] = []
         try:
-            for _ in range(2):
+            for _ in range(3):
                 self._ends += os.pipe()
         except OSError:
             self.close()
             raise
-        out_read, self.out_write, err_read, self.err_write = self._ends
-        self.read_ends = out_read, err_read
-        for end in (self.out_write, self.err_write):
-            _make_roomy(end)
+        self.early_read, self.early_write, *rest = self._ends
+        out_read, out_write, err_read, err_write = rest
+        self.handed_over = (out_read, out_write), (err_read, err_write)
+        for _, write_end in self.handed_over:
+            _make_roomy(write_end)
+        os.set_blocking(self.early_read, False)
 
-    def close_write_ends(self) -> None:
+    def close_ends_of_process(self) -> None:
         """The process has them: nobody else may keep the pipes open."""
-        for end in (self.out_write, self.err_write):
-            os.close(end)
-            self._ends.remove(end)
+        for end in (self.early_write, *(write_end for _, write_end in self.handed_over)):
+            self._close(end)
+
+    def read_early(self) -> bytes | None:
+        """Return what the process wrote before it took the pipes; None at the end of that."""
+        try:
+            data = os.read(self.early_read, 65536)
+        except BlockingIOError:
+            return b""
+        return data or None
 
     def rest(self) -> tuple[bytes, bytes]:
-        """Return what is in the pipes."""
-        out, err = (_read_available(end) for end in self.read_ends)
+        """Return what is in the pipes that the process reads itself."""
+        out, err = (_read_available(read_end) for read_end, _ in self.handed_over)
         return out, err
 
     def close(self) -> None:
         """Close what is open."""
         while self._ends:
             os.close(self._ends.pop())
+
+    def _close(self, end: int) -> None:
+        self._ends.remove(end)
+        os.close(end)
 
 
 class PosixTree:
@@ -61,9 +75,12 @@ class PosixTree:
         self.pid = process.pid
         self._stdio = stdio
         self._undrained = b"", b""
+        self._early = bytearray()
+        self._reads_early = True
         self._process = process
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[ExitStatus] = self._loop.create_future()
+        self._loop.add_reader(stdio.early_read, self._take_early)
         self._stop_watching = self._watch()
 
     @classmethod
@@ -74,19 +91,23 @@ class PosixTree:
         process = subprocess.Popen(
             list(argv),
             stdin=subprocess.DEVNULL,
-            stdout=stdio.out_write,
-            stderr=stdio.err_write,
+            stdout=stdio.early_write,
+            stderr=stdio.early_write,
             env=dict(env),
             cwd=cwd,
             start_new_session=True,
-            pass_fds=stdio.read_ends,
+            pass_fds=[end for pipe in stdio.handed_over for end in pipe],
         )
-        stdio.close_write_ends()
+        stdio.close_ends_of_process()
         return cls(process, stdio)
 
     def undrained(self) -> tuple[bytes, bytes]:
         """Return what nobody has read of the tree's output."""
         return self._undrained
+
+    def early(self) -> bytes:
+        """Return the end of what the process wrote before it took its pipes."""
+        return bytes(self._early)
 
     async def ended(self) -> ExitStatus:
         """Wait until the first process is gone and say how it ended."""
@@ -132,18 +153,38 @@ class PosixTree:
         threading.Thread(target=wait, name=f"hermes-wait-{self.pid}", daemon=True).start()
         return lambda: None
 
+    def _take_early(self) -> bool:
+        """Read what there is; return whether there may be more."""
+        if not self._reads_early:
+            return False
+        data = self._stdio.read_early()
+        if data is None:
+            self._stop_early()
+            return False
+        self._early += data
+        del self._early[:-EARLY]
+        return bool(data)
+
+    def _stop_early(self) -> None:
+        if self._reads_early:
+            self._reads_early = False
+            self._loop.remove_reader(self._stdio.early_read)
+
     def _reap(self) -> None:
         """The head is a zombie: kill what is left of its group, then take its status."""
         self._stop_watching()
         self._signal_group(signal.SIGKILL)
         code = self._process.wait()
         self._undrained = self._stdio.rest()
+        while self._take_early():
+            pass
+        self._stop_early()  # a descendant may still have the other end
         self._stdio.close()
         self._ended.set_result(ExitStatus(code, _signal_name(-code) if code < 0 else None))
 
 
 def _make_roomy(pipe: int) -> None:
-    """Ask for a larger pipe: nobody reads it until the kernel is up, or while a cell keeps the GIL."""
+    """Ask for a larger pipe: nobody reads it while a cell keeps the GIL."""
     if sys.platform != "linux":
         return
     try:

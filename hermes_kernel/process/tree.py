@@ -22,6 +22,9 @@ class ProcessTree(Protocol):
     def undrained(self) -> tuple[bytes, bytes]:
         """Return what the tree wrote to its standard output and error and nobody has read."""
 
+    def early(self) -> bytes:
+        """Return the end of what the process wrote before it took its pipes."""
+
     async def ended(self) -> ExitStatus:
         """Wait until the first process is gone (its group is killed then) and say how it ended."""
 
@@ -35,8 +38,8 @@ class ProcessTree(Protocol):
 class Stdio(Protocol):
     """The pipes of a process that is to be started."""
 
-    read_ends: tuple[int, int]
-    """The numbers under which the process will find the ends from which its own output can be read."""
+    handed_over: tuple[tuple[int, int], tuple[int, int]]
+    """For standard output and error: the numbers of a pipe's two ends, as the process will find them."""
 
     def close(self) -> None:
         """Close what was not handed over to a process; idempotent."""
@@ -54,7 +57,8 @@ def make_stdio() -> Stdio:
 def start(argv: Sequence[str], *, env: Mapping[str, str], cwd: str, stdio: Stdio) -> ProcessTree:
     """Start a process as the head of a tree of its own, on the running event loop.
 
-    Its standard input is empty, its output goes through *stdio*, which belongs to the tree from then on.
+    Its standard input is empty. What it writes is read (see ``early``) until it puts the pipes of *stdio* in
+    the place of its standard streams; *stdio* belongs to the tree from then on.
     Raises OSError; then *stdio* is still the caller's to close.
     """
     if sys.platform == "win32":
