@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from jupyter_core.utils import ensure_event_loop
 
 from hermes_kernel import BlockingRegistry
 
@@ -15,6 +16,8 @@ from . import traces
 @pytest.fixture(scope="session", autouse=True)
 def runtime() -> Iterator[Path]:
     """A runtime directory of this run's own, short enough for sockets."""
+    # jupyter_client's blocking calls keep one event loop for each thread, for good: it is not a leak of ours.
+    ensure_event_loop()
     directory = Path(tempfile.mkdtemp(prefix="hkt-"))
     before = os.environ.get("XDG_RUNTIME_DIR")
     os.environ["XDG_RUNTIME_DIR"] = str(directory)

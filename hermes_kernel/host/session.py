@@ -228,7 +228,10 @@ class KernelSession:
             "allow_stdin": False,
             "stop_on_error": False,
         }
-        metadata = {"hermes": {} if token is None else {"token": token}}
+        hermes: dict[str, Any] = {"tell_start": True}
+        if token is not None:
+            hermes["token"] = token
+        metadata = {"hermes": hermes}
         try:
             msg_id = self._connection.send("shell", "execute_request", content, metadata)
         except zmq.Again as error:

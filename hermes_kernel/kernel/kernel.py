@@ -36,9 +36,7 @@ class HermesKernel(IPythonKernel):
     compiler_class = Type(CellCompiler)
 
     ends_on_exit = Bool(False, help="Whether SystemExit in a cell ends the kernel.").tag(config=True)
-    owner_secret = Unicode(
-        help="What a request that may end the kernel carries; empty: all may."
-    )
+    owner_secret = Unicode(help="What a request that may end the kernel carries; empty: all may.")
     output_log = Instance(OutputLog)
 
     exit_code = 0
@@ -76,7 +74,8 @@ class HermesKernel(IPythonKernel):
         self.output_log.repair()
         self.output_log.begin_cell(parent["header"]["msg_id"])
         self._runs_for_owner = self.is_owner(parent)
-        if "hermes" in parent["metadata"] and self.session:
+        hermes = parent["metadata"].get("hermes")
+        if isinstance(hermes, dict) and hermes.get("tell_start") and self.session:
             # Before anything of the cell's runs: it may keep the GIL, and the busy status with it.
             self.session.send(stream, "hermes_cell_started", {}, parent=parent, ident=ident)
             if hasattr(stream, "flush"):

@@ -215,5 +215,6 @@ def _is_machinery(filename: str) -> bool:
 
 
 def quiet_ipython() -> None:
-    """Silence the advice that IPython gives to people at a prompt."""
+    """Silence the advice that IPython gives to people at a prompt, and a warning about threads of ours."""
     warnings.filterwarnings("ignore", message="To exit: use 'exit', 'quit', or Ctrl-D.")
+    warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork", category=DeprecationWarning)

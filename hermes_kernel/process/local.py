@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import os
 import sys
+import sysconfig
 from collections import OrderedDict
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,6 +25,7 @@ REMOVAL_WAIT = 0.5  # seconds that the end of a kernel waits for the removal of 
 CLOSE_TIMEOUT = 5.0  # seconds for all that is still being removed when the launcher is closed
 REMEMBERED = 1000  # ended kernels whose exit code can still be asked for
 
+_PACKAGE = Path(_sidecar).absolute().parent.parent
 _LAUNCHER = str(Path(_sidecar).with_name("launcher.py").absolute())
 
 
@@ -220,9 +222,30 @@ def _connection(staging: Staging, spec: LaunchSpec) -> dict[str, Any]:
     }
 
 
+def _leave_own_environment(env: dict[str, str], python: Path) -> None:
+    """Take out of *env* what belongs to this interpreter's packages, and say where the other's are."""
+    own = {Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")}
+    inherited = env.pop("PYTHONPATH", "").split(os.pathsep)
+    foreign = [entry for entry in inherited if entry and not _is_own(Path(entry), own)]
+    if foreign:
+        env["PYTHONPATH"] = os.pathsep.join(foreign)
+    home = python.parent.parent
+    env.pop("VIRTUAL_ENV", None)
+    if (home / "pyvenv.cfg").exists():
+        env["VIRTUAL_ENV"] = str(home)
+        env["PATH"] = os.pathsep.join(filter(None, (str(python.parent), env.get("PATH", ""))))
+
+
+def _is_own(entry: Path, own: set[Path]) -> bool:
+    entry = entry.absolute()
+    return entry == _PACKAGE.parent or any(entry == place or place in entry.parents for place in own)
+
+
 def _environment(staging: Staging, spec: LaunchSpec) -> dict[str, str]:
     """The last word on what the kernel sees: scrubbed here whatever came before, then our own variables."""
     env = scrub(spec.env, platform=sys.platform, policy=spec.env_policy)
+    if spec.python != sys.executable:
+        _leave_own_environment(env, Path(spec.python))
     env.update(FIXED, IPYTHONDIR=str(staging.ipython), HERMES_KERNEL_COOKIE=spec.kernel_id)
     if os.environ.get(PLAIN) == "1":
         env[PLAIN] = "1"

@@ -317,7 +317,6 @@ def test_the_users_module_path_reaches_another_python_too(
     assert result.value == "42", result.text
 
 
-@pytest.mark.xfail(strict=True, reason="PYTHONPATH passes as it is; contract ENV-14 takes out what is ours")
 def test_our_own_place_on_the_module_path_is_not_lent_to_another_python(
     registry: BlockingRegistry, some_python: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

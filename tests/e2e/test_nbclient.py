@@ -6,7 +6,6 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from jupyter_core.utils import ensure_event_loop
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
@@ -17,12 +16,6 @@ from .. import traces
 NOTEBOOKS = Path(__file__).parent.parent / "notebooks"
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def event_loop_of_run_sync() -> None:
-    """nbclient's blocking calls keep one event loop for each thread, for good: it is not a leak of ours."""
-    ensure_event_loop()
 
 
 def notebook(*cells: str) -> nbformat.NotebookNode:

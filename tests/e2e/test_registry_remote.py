@@ -3,7 +3,6 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from .. import traces
 from ..fakes import FakeKernel, FakeLauncher
 from ..remote import RemoteLauncher
 from . import test_cells_queue, test_registry, test_registry_faults
-from .test_registry import hold
+from .test_registry import callers, hold
 
 CORE = {
     test_registry: (
@@ -79,7 +78,7 @@ def test_a_launch_without_an_answer_is_a_start_error_in_time_and_leaves_nothing(
 ) -> None:
     registry, line = make_line(limits=SHORT, bounded=bounded)
     line.lose("launch") if fault == "lost answer" else line.partition()
-    with ThreadPoolExecutor(1) as pool:
+    with callers(registry, 1) as pool:
         began = time.monotonic()
         call = pool.submit(registry.execute, "1", owner="a")
         try:
@@ -121,7 +120,7 @@ def test_a_cell_that_times_out_returns_though_its_end_is_not_answered(
     registry, line = make_line(node=FakeLauncher(script), bounded=bounded, limits=Limits(start_timeout=3))
     registry.execute("1", owner="a")
     line.lose("end") if fault == "lost answer" else line.partition()
-    with ThreadPoolExecutor(1) as pool:
+    with callers(registry, 1) as pool:
         began = time.monotonic()
         call = pool.submit(registry.execute, "hang", owner="a", timeout=0.3)
         try:
@@ -149,7 +148,7 @@ def test_a_cell_that_is_interrupted_returns_though_the_signal_is_not_answered(
     registry, line = make_line(node=FakeLauncher(script), limits=limits)
     registry.execute("1", owner="a")
     line.lose("signal") if fault == "lost answer" else line.partition()
-    with ThreadPoolExecutor(1) as pool:
+    with callers(registry, 1) as pool:
         call = pool.submit(registry.execute, "heeds", owner="a", timeout=0.3)
         try:
             result = call.result(10)
@@ -168,7 +167,7 @@ def test_a_caller_that_gives_up_while_the_launch_is_silent_returns_at_once(
     registry, line = make_line(node=fake(), bounded=bounded)
     line.partition()
     stop = threading.Event()
-    with ThreadPoolExecutor(1) as pool:
+    with callers(registry, 1) as pool:
         call = pool.submit(registry.execute, "1", owner="a", interrupted=stop.is_set)
         assert traces.eventually(lambda: "launch" in line.calls)
         stop.set()
@@ -186,7 +185,7 @@ def test_a_registry_closes_in_time_while_nothing_gets_through(
     make_line: MakeLine, tmp_path: Path, runtime: Path, bounded: bool
 ) -> None:
     registry, line = make_line(bounded=bounded)
-    with ThreadPoolExecutor(2) as pool:
+    with callers(registry, 2) as pool:
         _, running = hold(pool, registry, "a", tmp_path / "held")
         line.partition()
         began = time.monotonic()
@@ -206,7 +205,7 @@ def test_a_partition_of_the_launcher_costs_a_running_cell_and_its_state_nothing(
     make_line: MakeLine, tmp_path: Path
 ) -> None:
     registry, line = make_line()
-    with ThreadPoolExecutor(1) as pool:
+    with callers(registry, 1) as pool:
         cell, running = hold(pool, registry, "a", tmp_path / "held")
         line.partition()
         cell.let_go()
@@ -220,7 +219,7 @@ def test_owners_on_a_far_node_do_not_wait_for_one_whose_launch_is_lost(make_line
     registry, line = make_line(node=fake(), limits=Limits(start_timeout=4))
     registry.execute("1", owner="b")
     line.lose("launch")
-    with ThreadPoolExecutor(1) as pool:
+    with callers(registry, 1) as pool:
         lost = pool.submit(registry.execute, "1", owner="a")
         assert traces.eventually(lambda: line.calls.count("launch") == 2)
         assert registry.execute("1", owner="b").kernel.reused

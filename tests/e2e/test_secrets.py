@@ -6,7 +6,6 @@ from pathlib import Path
 import nbformat
 import pytest
 from jupyter_client.kernelspec import KernelSpec
-from jupyter_core.utils import ensure_event_loop
 from nbclient import NotebookClient
 
 from hermes_kernel import BlockingRegistry, HermesKernelManager
@@ -22,7 +21,6 @@ Make = Callable[..., BlockingRegistry]
 def secret_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", SECRET)
     monkeypatch.setenv("SECRET", SECRET)
-    ensure_event_loop()
 
 
 def test_a_cell_and_its_children_do_not_see_the_hosts_secrets(registry: BlockingRegistry) -> None:

@@ -1,0 +1,149 @@
+"""Measure hermes_kernel beside a stock kernel, in interleaved rounds: ``python -m benchmarks [--quick] [metric ...]``.
+
+A metric is a function that makes its contenders; each round runs all of them in turn, so that whatever else the
+machine does meets them alike. Shown are medians, quartiles and the median of the paired ratios.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from importlib.metadata import version
+
+from jupyter_client.manager import start_new_kernel
+
+from hermes_kernel import BlockingRegistry
+
+Contender = Callable[[], float]
+
+
+@contextmanager
+def ours(code: str) -> Iterator[Contender]:
+    with BlockingRegistry() as registry:
+        registry.execute(code, owner="benchmark")
+
+        def run() -> float:
+            start = time.perf_counter()
+            registry.execute(code, owner="benchmark")
+            return time.perf_counter() - start
+
+        yield run
+
+
+@contextmanager
+def stock(code: str) -> Iterator[Contender]:
+    manager, client = start_new_kernel(kernel_name="python3")
+    try:
+
+        def run() -> float:
+            start = time.perf_counter()
+            client.execute_interactive(code, output_hook=lambda _: None, allow_stdin=False)
+            return time.perf_counter() - start
+
+        run()
+        yield run
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+
+
+def warm(code: str) -> Callable[[ExitStack], dict[str, Contender]]:
+    """A cell on a kernel that is up: from the call to its result, reply and idle."""
+    return lambda stack: {name.__name__: stack.enter_context(name(code)) for name in (ours, stock)}
+
+
+def cold(_: ExitStack) -> dict[str, Contender]:
+    """The first result of an owner whose kernel is not there yet."""
+
+    def of_ours() -> float:
+        with BlockingRegistry() as registry:
+            start = time.perf_counter()
+            registry.execute("1 + 1", owner="benchmark")
+            return time.perf_counter() - start
+
+    def of_stock() -> float:
+        start = time.perf_counter()
+        manager, client = start_new_kernel(kernel_name="python3")
+        client.execute_interactive("1 + 1", output_hook=lambda _: None, allow_stdin=False)
+        took = time.perf_counter() - start
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+        return took
+
+    return {"ours": of_ours, "stock": of_stock}
+
+
+LINES = "for i in range(500_000): print('x' * 99)"
+METRICS: dict[str, tuple[Callable[[ExitStack], dict[str, Contender]], int]] = {
+    "warm-pass": (warm("pass"), 200),
+    "warm-print": (warm("print(1)"), 200),
+    "warm-error": (warm("1 / 0"), 100),
+    "cold": (cold, 9),
+    "print-50MB": (warm("print('x' * 50_000_000)"), 5),
+    "print-500000-lines": (warm(LINES), 3),
+}
+
+
+def measure(metric: str, *, rounds: int) -> dict[str, object]:
+    make, _ = METRICS[metric]
+    times: dict[str, list[float]] = {}
+    with ExitStack() as stack:
+        contenders = make(stack)
+        for _ in range(rounds):
+            for name, run in contenders.items():
+                times.setdefault(name, []).append(run() * 1000)
+    ratios = [a / b for a, b in zip(times["ours"], times["stock"], strict=True)]
+    return {
+        "metric": metric,
+        "n": rounds,
+        **{f"{name}_ms": quartiles(values) for name, values in times.items()},
+        "ratio": quartiles(ratios),
+    }
+
+
+def quartiles(values: list[float]) -> list[float]:
+    low, middle, high = statistics.quantiles(values, n=4) if len(values) > 1 else (values[0],) * 3
+    return [round(low, 3), round(middle, 3), round(high, 3)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("metrics", nargs="*", help=f"of {', '.join(METRICS)}; default: all")
+    parser.add_argument("--quick", action="store_true", help="a quarter of the rounds")
+    parser.add_argument("--json", metavar="FILE", help="write the figures there, too")
+    arguments = parser.parse_args()
+    packages = ("jupyter_client", "ipykernel", "pyzmq", "ipython")
+    facts = {
+        "python": platform.python_version(),
+        "cpus": os.cpu_count(),
+        "load": os.getloadavg()[0],
+        **{package: version(package) for package in packages},
+    }
+    print(json.dumps(facts))
+    print(
+        f"{'metric':20} {'n':>4}  {'ours ms [quartiles]':>30}  {'stock ms [quartiles]':>30}  {'paired ratio':>22}"
+    )
+    figures = []
+    for metric in arguments.metrics or METRICS:
+        if metric not in METRICS:
+            sys.exit(f"unknown metric {metric!r}: known are {', '.join(METRICS)}")
+        rounds = METRICS[metric][1]
+        figure = measure(metric, rounds=max(2, rounds // 4) if arguments.quick else rounds)
+        figures.append(figure)
+        shown = [
+            f"{middle} [{low}-{high}]"
+            for low, middle, high in map(figure.get, ("ours_ms", "stock_ms", "ratio"))
+        ]
+        print(f"{metric:20} {figure['n']:>4}  {shown[0]:>30}  {shown[1]:>30}  {shown[2]:>22}", flush=True)
+    if arguments.json:
+        with open(arguments.json, "w", encoding="utf-8") as file:
+            json.dump({"machine": facts, "figures": figures}, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()
