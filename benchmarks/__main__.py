@@ -1,7 +1,7 @@
-"""Measure hermes_kernel beside a stock kernel, in interleaved rounds: ``python -m benchmarks [--quick] [metric ...]``.
+"""Measure hermes_kernel beside a stock kernel: ``python -m benchmarks [--quick] [--json FILE] [metric ...]``.
 
-A metric is a function that makes its contenders; each round runs all of them in turn, so that whatever else the
-machine does meets them alike. Shown are medians, quartiles and the median of the paired ratios.
+A metric is a function that makes its contenders; each round runs all of them in turn, so that whatever else
+the machine does meets them alike. Shown are medians, quartiles and the median of the paired ratios.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
+from typing import Any
 
 from jupyter_client.manager import start_new_kernel
 
@@ -89,7 +90,7 @@ METRICS: dict[str, tuple[Callable[[ExitStack], dict[str, Contender]], int]] = {
 }
 
 
-def measure(metric: str, *, rounds: int) -> dict[str, object]:
+def measure(metric: str, *, rounds: int) -> dict[str, Any]:
     make, _ = METRICS[metric]
     times: dict[str, list[float]] = {}
     with ExitStack() as stack:
@@ -125,21 +126,19 @@ def main() -> None:
         **{package: version(package) for package in packages},
     }
     print(json.dumps(facts))
-    print(
-        f"{'metric':20} {'n':>4}  {'ours ms [quartiles]':>30}  {'stock ms [quartiles]':>30}  {'paired ratio':>22}"
-    )
+    columns = (f"{'ours ms [quartiles]':>30}", f"{'stock ms [quartiles]':>30}", f"{'paired ratio':>22}")
+    print(f"{'metric':20} {'n':>4}  " + "  ".join(columns))
     figures = []
     for metric in arguments.metrics or METRICS:
         if metric not in METRICS:
             sys.exit(f"unknown metric {metric!r}: known are {', '.join(METRICS)}")
         rounds = METRICS[metric][1]
-        figure = measure(metric, rounds=max(2, rounds // 4) if arguments.quick else rounds)
+        rounds = max(2, rounds // 4) if arguments.quick else rounds
+        figure = measure(metric, rounds=rounds)
         figures.append(figure)
-        shown = [
-            f"{middle} [{low}-{high}]"
-            for low, middle, high in map(figure.get, ("ours_ms", "stock_ms", "ratio"))
-        ]
-        print(f"{metric:20} {figure['n']:>4}  {shown[0]:>30}  {shown[1]:>30}  {shown[2]:>22}", flush=True)
+        rows = (figure["ours_ms"], figure["stock_ms"], figure["ratio"])
+        shown = [f"{middle} [{low}-{high}]" for low, middle, high in rows]
+        print(f"{metric:20} {rounds:>4}  {shown[0]:>30}  {shown[1]:>30}  {shown[2]:>22}", flush=True)
     if arguments.json:
         with open(arguments.json, "w", encoding="utf-8") as file:
             json.dump({"machine": facts, "figures": figures}, file, indent=1)

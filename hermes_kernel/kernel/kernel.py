@@ -119,6 +119,11 @@ class HermesKernel(IPythonKernel):
         return isinstance(given, str) and hmac.compare_digest(given.encode(), self.owner_secret.encode())
 
     @property
+    def has_owner(self) -> bool:
+        """Whether a host of ours has started the kernel."""
+        return bool(self.ends_on_exit or self.owner_secret)
+
+    @property
     def cell_may_end_kernel(self) -> bool:
         """Whether SystemExit in the cell that runs now ends the kernel."""
         return bool(self.ends_on_exit) and self._runs_for_owner

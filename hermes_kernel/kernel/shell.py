@@ -34,17 +34,23 @@ class CellCompiler(CachingCompiler):
 
 
 class EndOfKernel(ExitAutocall):
-    """``exit`` and ``quit``: raise SystemExit, as they do in any Python."""
+    """``exit`` and ``quit``: raise SystemExit, as they do in any Python.
+
+    In a kernel that a stock manager has started they do what they do there: they ask the front end.
+    """
 
     rewrite = False
 
     def __call__(self, code: object = None) -> None:
         """End the kernel with *code*."""
-        raise SystemExit(code)
+        if self._ip.kernel.has_owner:
+            raise SystemExit(code)
+        self._ip.keepkernel_on_exit = code
+        self._ip.ask_exit()
 
     def _ipython_display_(self) -> None:
         """``exit`` alone on the last line of a cell: IPython calls it only where it is the only line."""
-        raise SystemExit
+        self()
 
 
 class HermesShell(ZMQInteractiveShell):

@@ -6,6 +6,7 @@ that looks like a secret is dropped; a safe name is kept; everything else is dro
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 SECRET_SUBSTRINGS = (
     "KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL", "PASSWD",
@@ -64,8 +65,11 @@ def scrub(env: Mapping[str, str], *, platform: str, policy: EnvPolicy) -> dict[s
 
 def is_visible(name: str, *, platform: str, policy: EnvPolicy) -> bool:
     """Return whether a variable of this name reaches a kernel."""
-    if name in policy.passthrough:
-        return True
+    return name in policy.passthrough or _is_safe(name, platform)
+
+
+@lru_cache(maxsize=4096)
+def _is_safe(name: str, platform: str) -> bool:
     innocent = next((p for p in INNOCENT_PREFIXES if name.startswith(p)), "")
     looks_secret = any(word in name.upper()[len(innocent) :] for word in SECRET_SUBSTRINGS)
     if looks_secret:
