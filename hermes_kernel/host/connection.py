@@ -10,7 +10,7 @@ import json
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
@@ -144,7 +144,7 @@ class KernelConnection:
         What ``Session.deserialize`` does, without its search for dates in every text.
         """
         _, message = self.session.feed_identities(frames)
-        signature, *parts = [bytes(part) for part in message]
+        signature, *parts = cast("list[bytes]", message)
         if len(parts) < len(_PARTS):
             raise ValueError(f"{len(parts)} parts")
         parts = parts[: len(_PARTS)]

@@ -45,7 +45,7 @@ class EndOfKernel(ExitAutocall):
         """End the kernel with *code*."""
         if self._ip.kernel.has_owner:
             raise SystemExit(code)
-        self._ip.keepkernel_on_exit = code
+        self._ip.keepkernel_on_exit = False if code is None else code
         self._ip.ask_exit()
 
     def _ipython_display_(self) -> None:
