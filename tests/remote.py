@@ -81,7 +81,7 @@ class RemoteLauncher:
     ``delay``: seconds that each call and each answer is under way. ``lose(name)``: the next call of this name
     happens and its answer never comes. ``partition()``: nothing gets through until ``heal()``. A caller that
     gave a duration hears of it when that is over, as the Launcher's promise says; with ``bounded=False`` it
-    hears nothing at all, ever. A kernel whose launch was never answered is ended when the line heals; and
+    hears nothing at all. A kernel whose launch was never answered is ended when the line heals; and
     when the host closes its end, the node ends everything.
     """
 
@@ -96,6 +96,7 @@ class RemoteLauncher:
     _healed: "list[asyncio.Future[None]]" = field(default_factory=list, init=False)
     _running: "set[asyncio.Task[Any]]" = field(default_factory=set, init=False)
     _unanswered: "list[asyncio.Task[Launched]]" = field(default_factory=list, init=False)
+    _lost: "list[asyncio.Future[None]]" = field(default_factory=list, init=False)
     _exits: dict[KernelHandle, KernelExit] = field(default_factory=dict, init=False)
 
     def lose(self, name: str) -> None:
@@ -109,7 +110,7 @@ class RemoteLauncher:
             self._cut = True
 
     def heal(self) -> None:
-        """Let everything through again, what has waited first."""
+        """Let everything through again, what has waited first; what is lost is then known to be lost."""
         with self._lock:
             self._cut = False
             if self._loop is not None and not self._loop.is_closed():
@@ -191,7 +192,9 @@ class RemoteLauncher:
                 lost = name in self._losing
                 self._losing.discard(name)
             if lost:
-                await asyncio.get_running_loop().create_future()
+                never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                self._lost.append(never)
+                await never
             await self._pass()
             return work.result()
 
@@ -203,6 +206,10 @@ class RemoteLauncher:
             await healed
 
     def _on_heal(self) -> None:
+        lost, self._lost = self._lost, []
+        for never in lost:
+            if not never.done():
+                never.set_exception(TimeoutError("the answer was lost"))
         waiting, self._healed = self._healed, []
         for healed in waiting:
             if not healed.done():

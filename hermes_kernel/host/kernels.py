@@ -31,6 +31,8 @@ from .supervisor import Supervisor
 MAX_ATTEMPTS = 5
 """How many kernels may end under a call that waits for them before it gives up."""
 
+TEAR_DOWN_WAIT = 1.0  # seconds that a result waits for its kernel to be gone
+START_MARGIN = 1.0  # seconds beyond the start's own bound until its launcher counts as silent
 SETTLE_TIMEOUT = 10.0  # seconds for the calls of a registry that closes to have their results
 
 _LOSS_OF = {
@@ -114,7 +116,7 @@ class OwnedKernels:
             "attached": sum(kernel.record.attached for kernel in kernels),
             "started": 0,
             "reused": 0,
-            **{f"lost_{loss.value}": 0 for loss in Loss},
+            **{f"lost_{loss.value}": self._population.losses[loss] for loss in Loss},
             **self._counts,
         }
 
@@ -152,7 +154,7 @@ class OwnedKernels:
                 return self._not_run(call, status, Phase.QUEUED, None, loop.time() - began)
             kernel = self._claim(call, reset=reset)
             reset = False
-            reused = kernel.session is not None and kernel.session.is_ready
+            reused = kernel.session is not None and kernel.starting is None
             try:
                 turn = await kernel.queue.enter(cut, queue_deadline)
                 if turn is Turn.KERNEL_GONE:
@@ -160,6 +162,8 @@ class OwnedKernels:
                 if isinstance(turn, CellStatus):
                     return self._not_run(call, turn, Phase.QUEUED, kernel, loop.time() - began)
                 try:
+                    if kernel.ending is not None:  # the turn came just before the end
+                        continue
                     kernel.begin(cut)
                     starts = loop.time()
                     session = kernel.session
@@ -169,7 +173,7 @@ class OwnedKernels:
                         if isinstance(started, CellStatus):
                             return self._not_run(call, started, Phase.STARTING, None, loop.time() - began)
                         session = started
-                    outcome, lost = await self._run(call, cut, session, queue_deadline)
+                    outcome, lost = await self._run(call, cut, kernel.record, session, queue_deadline)
                     if isinstance(outcome, CellStatus):
                         return self._not_run(call, outcome, Phase.QUEUED, kernel, loop.time() - began)
                     took = loop.time() - began
@@ -188,10 +192,10 @@ class OwnedKernels:
         )
 
     async def _run(
-        self, call: Call, cut: Cut, session: KernelSession, queue_deadline: float
+        self, call: Call, cut: Cut, record: KernelRecord, session: KernelSession, queue_deadline: float
     ) -> tuple[CellOutcome | CellStatus, Loss | None]:
         """Run the cell, and find what it is to be told; a cell that does not run leaves that for the next."""
-        telling = self._population.ledger.say(call.key)
+        telling = self._population.ledger.say(call.key, record)
         ran = False
         try:
             outcome = await session.run(call.request, cut, queue_deadline)
@@ -216,7 +220,9 @@ class OwnedKernels:
         ended = outcome.settlement.fate is Fate.END
         if ended:
             kernel.finish()
-            await self._end(kernel, _LOSS_OF.get(outcome.settlement.status, Loss.DIED))
+            self._population.close(kernel.record, _LOSS_OF.get(outcome.settlement.status, Loss.DIED))
+            # A node that does not answer must not keep the result.
+            await asyncio.wait({self._tear_down(kernel)}, timeout=TEAR_DOWN_WAIT)
         report = KernelReport(
             kernel.kernel_id,
             reused=reused,
@@ -269,7 +275,9 @@ class OwnedKernels:
         cut.on_change(cutting.set)
         waiting = loop.create_task(cutting.wait())
         try:
-            await asyncio.wait({starting, waiting}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                {starting, waiting}, timeout=timeout + START_MARGIN, return_when=asyncio.FIRST_COMPLETED
+            )
             if starting.done() and not starting.cancelled() and starting.exception() is None:
                 return starting.result()
         finally:
@@ -279,11 +287,15 @@ class OwnedKernels:
                 starting.cancel()
                 await asyncio.wait({starting})
             kernel.starting = None
+        closed = kernel.ending is not None
         kernel.finish()
-        await self._end(kernel, None)
-        if starting.cancelled():
-            return cut.status or CellStatus.INTERRUPTED
-        return starting.result()
+        self._population.close(kernel.record, None)
+        await asyncio.wait({self._tear_down(kernel)}, timeout=TEAR_DOWN_WAIT)
+        if not starting.cancelled():
+            return starting.result()
+        if cut.status is None and not closed:
+            raise KernelStartError("the kernel's node did not answer in time; is it reachable?")
+        return cut.status or CellStatus.INTERRUPTED
 
     async def _bring_up(self, call: Call, kernel: OwnedKernel, deadline: float) -> KernelSession:
         loop = asyncio.get_running_loop()
@@ -311,8 +323,6 @@ class OwnedKernels:
 
     async def _end(self, kernel: OwnedKernel, loss: Loss | None) -> None:
         """Take the kernel out of service, for a reason that its owner is told, and wait until it is gone."""
-        if loss is not None and self._population.serves(kernel.record):
-            self._counts[f"lost_{loss.value}"] += 1
         self._population.close(kernel.record, loss)
         await asyncio.shield(self._tear_down(kernel))
 
@@ -372,7 +382,7 @@ class OwnedKernels:
         session = kernel.session
         if kernel.ending is not None or not self._population.serves(kernel.record):
             state = KernelState.CLOSING
-        elif session is None or not session.is_ready:
+        elif session is None or kernel.starting is not None:
             state = KernelState.STARTING
         else:
             state = KernelState.IDLE if kernel.running is None else KernelState.BUSY

@@ -24,6 +24,8 @@ from .supervisor import Supervisor
 
 DRAIN = 0.5  # seconds for what a kernel had sent before it ended to arrive
 EXIT_WAIT = 1.0  # seconds for a kernel that said it ends to be gone; a thread of the cell's may hold it up
+LAST_WORDS = 1.0  # seconds that a result waits for what its kernel said last
+SIGNAL_TIMEOUT = 1.0  # seconds for a signal to be sent
 END_TIMEOUT = 5.0  # seconds for a killed tree to be gone
 MAX_ANOMALIES = 100  # unreadable or forged messages before the kernel is given up
 MAX_LOGGED = 5  # of them that are worth a line in the log
@@ -198,7 +200,11 @@ class KernelSession:
 
     async def interrupt(self) -> None:
         """Send the kernel a SIGINT."""
-        await self._launcher.signal(self._launched.handle, signal.SIGINT)
+        try:
+            async with asyncio.timeout(SIGNAL_TIMEOUT):
+                await self._launcher.signal(self._launched.handle, signal.SIGINT)
+        except TimeoutError:  # the grace runs; after it the kernel is killed
+            _log.warning("%s was not reached by an interrupt", self._launched.handle)
 
     async def _wait_for_others(self, cut: Cut, deadline: float) -> CellStatus | None:
         """Wait until no cell of another client runs; say what came first if it was not that."""
@@ -293,8 +299,8 @@ class KernelSession:
         """End the kernel and add to *outputs* what it had written and not sent."""
         if settlement.status is CellStatus.EXITED:
             await asyncio.wait({self._exit}, timeout=EXIT_WAIT)
-        ending = asyncio.create_task(self._launcher.end(self._launched.handle, timeout=END_TIMEOUT))
-        done, _ = await asyncio.wait({self._exit}, timeout=END_TIMEOUT)
+        ending = asyncio.create_task(self.kill())
+        done, _ = await asyncio.wait({self._exit}, timeout=LAST_WORDS)
         ended = self._exit.result() if done else None
         lost: dict[str, int] = {}
         if ended is not None:
@@ -302,7 +308,7 @@ class KernelSession:
             for name, end in ends.items():
                 missing = end.total - self._positions[name]
                 lost[name] = outputs.add_rest(name, missing, end.rest, end.undrained)
-        await ending
+        await asyncio.wait({ending}, timeout=LAST_WORDS)
         return CellOutcome(settlement, outputs, ended, lost_bytes=lost)
 
     async def _end_disconnected(self) -> None:

@@ -1,7 +1,11 @@
 """A launcher that lives on a supervisor's loop, callable from every other one."""
 
+import asyncio
+
 from ..process.launch import Ended, Interpreter, KernelExit, KernelHandle, Launched, Launcher, LaunchSpec
 from .supervisor import Supervisor
+
+MARGIN = 1.0  # seconds that a launcher may take beyond the duration that it was given
 
 
 class SupervisedLauncher:
@@ -34,7 +38,14 @@ class SupervisedLauncher:
 
     async def end(self, handle: KernelHandle, *, timeout: float) -> Ended:
         """See Launcher."""
-        return await self._supervisor.run(self._launcher.end(handle, timeout=timeout))
+        return await self._supervisor.run(self._end(handle, timeout))
+
+    async def _end(self, handle: KernelHandle, timeout: float) -> Ended:
+        try:
+            async with asyncio.timeout(timeout + MARGIN):
+                return await self._launcher.end(handle, timeout=timeout)
+        except TimeoutError:  # the node does not keep to the duration, or cannot be reached
+            return Ended.UNKNOWN
 
     async def close(self) -> None:
         """See Launcher."""

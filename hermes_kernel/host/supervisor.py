@@ -110,6 +110,7 @@ class Supervisor:
             self._thread.join(CLOSE_TIMEOUT)
             if self._thread.is_alive():
                 _log.error("%s did not end within %s s", self._thread.name, CLOSE_TIMEOUT)
+            atexit.unregister(self._at_exit)
 
     async def aclose(self) -> None:
         """Close without blocking the caller's loop, which waits until the thread has ended."""
@@ -120,9 +121,13 @@ class Supervisor:
                 await asyncio.wait_for(asyncio.shield(finished), CLOSE_TIMEOUT)
             except TimeoutError:
                 _log.error("%s did not end within %s s", self._thread.name, CLOSE_TIMEOUT)
+            atexit.unregister(self._at_exit)
 
     def abandon(self) -> None:
-        """Close without waiting: for an owner that is being collected, on whatever thread that happens."""
+        """Close without waiting: for an owner that is being collected, on whatever thread that happens.
+
+        The end of the interpreter still waits for it.
+        """
         self._begin_close()
 
     def _begin_close(self) -> None:
@@ -132,7 +137,6 @@ class Supervisor:
             if self._closed.is_set():
                 return
             self._closed.set()
-        atexit.unregister(self._at_exit)
         self._loop.call_soon_threadsafe(self._loop.stop)
 
     def _start(self, work: Coroutine[Any, Any, T], result: "concurrent.futures.Future[T]") -> None:

@@ -1,6 +1,7 @@
 """Why a call did not find the state of its owner's last call."""
 
 from collections import OrderedDict
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -22,65 +23,79 @@ class Loss(Enum):
     PYTHON_CHANGED = "python_changed"
 
 
-@dataclass
-class LossLedger:
-    """What each owner must still be told about state that is gone.
+@dataclass(frozen=True)
+class _Place:
+    """Where an owner's cell ran: on which kernel, and under which key."""
 
-    Remembers at most *capacity* owners, the ones that called last: an owner that was forgotten is told
-    nothing, as on its first call.
-    """
-
-    capacity: int = 10_000
-    _last_key: OrderedDict[Owner, KernelKey] = field(default_factory=OrderedDict, init=False)
-    _untold: dict[KernelKey, Loss] = field(default_factory=dict, init=False)
-
-    def record(self, key: KernelKey, loss: Loss) -> None:
-        """Note that the kernel of *key* has ended and took its state along; the first reason counts."""
-        if key.owner in self._last_key:
-            self._untold.setdefault(key, loss)
-
-    def tell(self, key: KernelKey) -> Loss | None:
-        """Return why a cell on *key* does not find the last cell's state, and count it as told."""
-        return self.say(key).loss
-
-    def say(self, key: KernelKey) -> "Telling":
-        """Like ``tell``, for a cell that may yet not run: then ``unsay`` what is returned."""
-        owner = key.owner
-        before = self._last_key.get(owner)
-        self._last_key[owner] = key
-        self._last_key.move_to_end(owner)
-        while len(self._last_key) > self.capacity:
-            forgotten, _ = self._last_key.popitem(last=False)
-            for stale in [k for k in self._untold if k.owner == forgotten]:
-                del self._untold[stale]
-        own = self._untold.pop(key, None)
-        return Telling(key, before, own, _reason(before, key, own))
-
-    def unsay(self, telling: "Telling") -> None:
-        """The cell did not run: its owner still has to be told."""
-        key, before = telling.key, telling.before
-        if before is None:
-            self._last_key.pop(key.owner, None)
-            self._untold.pop(key, None)
-            return
-        self._last_key[key.owner] = before
-        if telling.own is not None:
-            self._untold[key] = telling.own
+    key: KernelKey
+    kernel: Hashable
 
 
 @dataclass(frozen=True)
 class Telling:
-    """What was said to a call: the reason, the owner's key before, the loss of this key's kernel."""
+    """What was said to a call about the state that it finds, and what was known before."""
 
-    key: KernelKey
-    before: KernelKey | None
-    own: Loss | None
+    owner: Owner
     loss: Loss | None
+    before: _Place | None
+    reason: Loss | None
 
 
-def _reason(before: KernelKey | None, key: KernelKey, own: Loss | None) -> Loss | None:
-    if before is None or before == key:
-        return own
-    if before.python != key.python:
+@dataclass
+class LossLedger:
+    """What each owner must still be told about state that is gone.
+
+    It remembers on which kernel an owner's last cell ran, and why that kernel has ended if it has: a cell on
+    another kernel is told. At most *capacity* owners are remembered, the ones that called last; one that was
+    forgotten is told nothing, as on its first call.
+    """
+
+    capacity: int = 10_000
+    _last: OrderedDict[Owner, _Place] = field(default_factory=OrderedDict, init=False)
+    _reasons: dict[Hashable, Loss] = field(default_factory=dict, init=False)
+
+    def record(self, owner: Owner, kernel: Hashable, loss: Loss) -> None:
+        """Note that a kernel of the owner's has ended and took its state along; the first reason counts."""
+        place = self._last.get(owner)
+        if place is not None and place.kernel == kernel:
+            self._reasons.setdefault(kernel, loss)
+
+    def tell(self, key: KernelKey, kernel: Hashable) -> Loss | None:
+        """Return why a cell on *kernel* does not find the last cell's state, and count it as told."""
+        return self.say(key, kernel).loss
+
+    def say(self, key: KernelKey, kernel: Hashable) -> Telling:
+        """Like ``tell``, for a cell that may yet not run: then ``unsay`` what is returned."""
+        owner = key.owner
+        before = self._last.get(owner)
+        self._last[owner] = _Place(key, kernel)
+        self._last.move_to_end(owner)
+        reason = None
+        if before is not None and before.kernel != kernel:
+            reason = self._reasons.pop(before.kernel, None)
+        while len(self._last) > self.capacity:
+            _, forgotten = self._last.popitem(last=False)
+            self._reasons.pop(forgotten.kernel, None)
+        return Telling(owner, _loss(before, key, kernel, reason), before, reason)
+
+    def unsay(self, telling: Telling) -> None:
+        """The cell did not run: its owner still has to be told."""
+        here = self._last.pop(telling.owner, None)
+        before = telling.before
+        if before is None:
+            if here is not None:
+                self._reasons.pop(here.kernel, None)
+            return
+        self._last[telling.owner] = before
+        if telling.reason is not None:
+            self._reasons[before.kernel] = telling.reason
+        if here is not None and here.kernel != before.kernel:
+            self._reasons.pop(here.kernel, None)
+
+
+def _loss(before: _Place | None, key: KernelKey, kernel: Hashable, reason: Loss | None) -> Loss | None:
+    if before is None or before.kernel == kernel:
+        return None
+    if before.key.python != key.python:
         return Loss.PYTHON_CHANGED
-    return Loss.CWD_CHANGED if before.cwd != key.cwd else own
+    return Loss.CWD_CHANGED if before.key.cwd != key.cwd else reason

@@ -6,6 +6,7 @@ kernels to close, each exactly once. What is attached stays in service through s
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -46,6 +47,7 @@ class KernelPopulation:
     max_kernels: int
     idle_timeout: float
     ledger: LossLedger = field(default_factory=LossLedger)
+    losses: Counter[Loss] = field(default_factory=Counter, init=False)
     _serving: dict[KernelKey, KernelRecord] = field(default_factory=dict, init=False)
     _retired: set[KernelRecord] = field(default_factory=set, init=False)
 
@@ -95,7 +97,8 @@ class KernelPopulation:
             return ()
         del self._serving[record.key]
         if loss is not None:
-            self.ledger.record(record.key, loss)
+            self.losses[loss] += 1
+            self.ledger.record(record.key.owner, record, loss)
         if record.attached:
             self._retired.add(record)
             return ()

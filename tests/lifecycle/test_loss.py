@@ -1,17 +1,17 @@
+from dataclasses import replace
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from hermes_kernel.lifecycle.key import KernelKey, Owner
-from hermes_kernel.lifecycle.loss import Loss, LossLedger
+from hermes_kernel import Loss, Owner
+from hermes_kernel.lifecycle.key import KernelKey
+from hermes_kernel.lifecycle.loss import LossLedger
 
 A = KernelKey(Owner("a"), "/py", "/here")
-A_THERE = KernelKey(Owner("a"), "/py", "/there")
-A_OTHER_PYTHON = KernelKey(Owner("a"), "/other", "/here")
-A_BOTH = KernelKey(Owner("a"), "/other", "/there")
-B = KernelKey(Owner("b"), "/py", "/here")
-OF_A_KERNEL = [loss for loss in Loss if loss not in (Loss.CWD_CHANGED, Loss.PYTHON_CHANGED)]
+B = replace(A, owner=Owner("b"))
+ENDS = [loss for loss in Loss if loss not in (Loss.CWD_CHANGED, Loss.PYTHON_CHANGED)]
 
 
 @pytest.fixture
@@ -19,166 +19,134 @@ def ledger() -> LossLedger:
     return LossLedger()
 
 
-def test_there_is_a_reason_for_every_way_to_lose_state() -> None:
-    assert {loss.value for loss in Loss} == {
-        "reset", "idle", "evicted", "died", "timed_out", "interrupted", "exited", "closed",
-        "cwd_changed", "python_changed",
-    }  # fmt: skip
-
-
 def test_a_first_call_has_lost_nothing(ledger: LossLedger) -> None:
-    assert ledger.tell(A) is None
+    assert ledger.tell(A, 1) is None
 
 
-def test_calls_on_a_living_kernel_are_told_nothing(ledger: LossLedger) -> None:
-    assert [ledger.tell(A) for _ in range(3)] == [None, None, None]
+def test_a_call_on_the_same_kernel_has_lost_nothing(ledger: LossLedger) -> None:
+    assert [ledger.tell(A, 1) for _ in range(3)] == [None] * 3
 
 
-@pytest.mark.parametrize("loss", OF_A_KERNEL)
-def test_a_loss_is_told_once_on_the_next_call(ledger: LossLedger, loss: Loss) -> None:
-    ledger.tell(A)
-    ledger.record(A, loss)
-    assert [ledger.tell(A), ledger.tell(A)] == [loss, None]
+@pytest.mark.parametrize("loss", ENDS)
+def test_a_loss_is_told_to_the_next_call_and_to_no_other(ledger: LossLedger, loss: Loss) -> None:
+    ledger.tell(A, 1)
+    ledger.record(A.owner, 1, loss)
+    assert [ledger.tell(A, 2), ledger.tell(A, 2)] == [loss, None]
 
 
-def test_a_loss_is_told_to_its_owner_alone(ledger: LossLedger) -> None:
-    ledger.tell(A)
-    ledger.tell(B)
-    ledger.record(A, Loss.IDLE)
-    assert ledger.tell(B) is None
-    assert ledger.tell(A) is Loss.IDLE
+def test_of_two_reasons_for_one_kernels_end_the_first_is_told(ledger: LossLedger) -> None:
+    ledger.tell(A, 1)
+    ledger.record(A.owner, 1, Loss.TIMED_OUT)
+    ledger.record(A.owner, 1, Loss.CLOSED)
+    assert ledger.tell(A, 2) is Loss.TIMED_OUT
 
 
-def test_a_kernel_that_no_call_ever_reached_loses_nothing(ledger: LossLedger) -> None:
-    ledger.record(A, Loss.DIED)
-    assert ledger.tell(A) is None
+def test_a_kernel_that_ran_no_cell_of_the_owners_took_no_state_along(ledger: LossLedger) -> None:
+    ledger.record(A.owner, 1, Loss.DIED)
+    assert ledger.tell(A, 2) is None
+    ledger.record(A.owner, 2, Loss.TIMED_OUT)
+    ledger.record(A.owner, 3, Loss.DIED)
+    assert ledger.tell(A, 4) is Loss.TIMED_OUT
 
 
-def test_of_two_losses_before_one_call_the_first_is_told(ledger: LossLedger) -> None:
-    ledger.tell(A)
-    ledger.record(A, Loss.DIED)
-    ledger.record(A, Loss.CLOSED)
-    assert [ledger.tell(A), ledger.tell(A)] == [Loss.DIED, None]
+def test_owners_are_told_their_own_losses(ledger: LossLedger) -> None:
+    ledger.tell(A, 1)
+    ledger.tell(B, 2)
+    ledger.record(A.owner, 1, Loss.IDLE)
+    assert (ledger.tell(B, 2), ledger.tell(A, 3)) == (None, Loss.IDLE)
 
 
-def test_every_loss_of_a_series_is_told(ledger: LossLedger) -> None:
-    ledger.tell(A)
-    told = []
-    for loss in OF_A_KERNEL:
-        ledger.record(A, loss)
-        told.append(ledger.tell(A))
-    assert told == OF_A_KERNEL
+def test_another_directory_or_interpreter_is_another_state(ledger: LossLedger) -> None:
+    ledger.tell(A, 1)
+    there, other = replace(A, cwd="/there"), replace(A, cwd="/there", python="/other")
+    assert [ledger.tell(there, 2), ledger.tell(other, 3), ledger.tell(A, 1)] == [
+        Loss.CWD_CHANGED,
+        Loss.PYTHON_CHANGED,
+        Loss.PYTHON_CHANGED,
+    ]
 
 
-def test_another_directory_is_said_once_and_again_on_the_way_back(ledger: LossLedger) -> None:
-    told = [ledger.tell(key) for key in (A, A_THERE, A_THERE, A)]
-    assert told == [None, Loss.CWD_CHANGED, None, Loss.CWD_CHANGED]
+def test_a_reset_is_told_to_its_caller_and_not_to_who_still_runs_on_the_old_kernel(
+    ledger: LossLedger,
+) -> None:
+    ledger.tell(A, 1)
+    ledger.record(A.owner, 1, Loss.RESET)
+    assert ledger.tell(A, 1) is None
+    assert ledger.tell(A, 2) is Loss.RESET
 
 
-def test_another_interpreter_is_said_once(ledger: LossLedger) -> None:
-    told = [ledger.tell(key) for key in (A, A_OTHER_PYTHON, A_OTHER_PYTHON)]
-    assert told == [None, Loss.PYTHON_CHANGED, None]
+def test_what_is_taken_back_is_told_to_the_next_call(ledger: LossLedger) -> None:
+    ledger.tell(A, 1)
+    ledger.record(A.owner, 1, Loss.TIMED_OUT)
+    telling = ledger.say(A, 2)
+    ledger.record(A.owner, 2, Loss.DIED)
+    ledger.unsay(telling)
+    assert (telling.loss, ledger.tell(A, 3), ledger.tell(A, 3)) == (Loss.TIMED_OUT, Loss.TIMED_OUT, None)
 
 
-def test_another_interpreter_in_another_directory_is_another_interpreter(ledger: LossLedger) -> None:
-    ledger.tell(A)
-    assert ledger.tell(A_BOTH) is Loss.PYTHON_CHANGED
+def test_an_owner_whose_first_call_did_not_run_has_lost_nothing(ledger: LossLedger) -> None:
+    telling = ledger.say(A, 1)
+    ledger.record(A.owner, 1, Loss.DIED)
+    ledger.unsay(telling)
+    assert (telling.loss, ledger.tell(A, 2)) == (None, None)
 
 
-def test_another_owner_in_another_directory_has_lost_nothing(ledger: LossLedger) -> None:
-    ledger.tell(A_THERE)
-    assert ledger.tell(B) is None
+def test_the_end_of_a_kernel_with_state_stays_known_though_its_next_cell_did_not_run(
+    ledger: LossLedger,
+) -> None:
+    ledger.tell(A, 1)
+    telling = ledger.say(A, 1)
+    ledger.record(A.owner, 1, Loss.DIED)
+    ledger.unsay(telling)
+    assert ledger.tell(A, 2) is Loss.DIED
 
 
-def test_the_loss_of_a_kernel_elsewhere_is_not_told_to_a_call_that_had_its_state(ledger: LossLedger) -> None:
-    ledger.tell(A)
-    ledger.tell(A_THERE)
-    ledger.record(A, Loss.EVICTED)
-    assert ledger.tell(A_THERE) is None
-
-
-def test_a_loss_elsewhere_counts_as_told_once_the_call_is_back(ledger: LossLedger) -> None:
-    ledger.tell(A)
-    ledger.tell(A_THERE)
-    ledger.record(A, Loss.EVICTED)
-    assert ledger.tell(A) in (Loss.EVICTED, Loss.CWD_CHANGED)
-    assert ledger.tell(A) is None
-
-
-def test_beyond_its_capacity_the_owner_that_called_longest_ago_is_forgotten() -> None:
+def test_the_owners_that_called_longest_ago_are_forgotten_whole() -> None:
     ledger = LossLedger(capacity=2)
-    owners = [KernelKey(Owner(name), "/py") for name in "abc"]
-    for key in owners[:2]:
-        ledger.tell(key)
-        ledger.record(key, Loss.IDLE)
-    ledger.tell(owners[2])
-    assert ledger.tell(owners[1]) is Loss.IDLE
-    assert ledger.tell(owners[0]) is None
-
-
-def test_a_call_keeps_its_owner_from_being_forgotten() -> None:
-    ledger = LossLedger(capacity=2)
-    a, b, c = (KernelKey(Owner(name), "/py") for name in "abc")
-    for key in (a, b, a, c):
-        ledger.tell(key)
-    ledger.record(a, Loss.IDLE)
-    ledger.record(b, Loss.IDLE)
-    assert (ledger.tell(a), ledger.tell(b)) == (Loss.IDLE, None)
-
-
-def test_what_is_remembered_does_not_grow_with_the_owners() -> None:
-    ledger = LossLedger(capacity=10)
-    for number in range(1000):
-        key = KernelKey(Owner(f"owner {number}"), "/py")
-        ledger.tell(key)
-        ledger.record(key, Loss.IDLE)
-    assert len(ledger._last_key) <= 10
-    assert len(ledger._untold) <= 11
+    keys = [replace(A, owner=Owner(f"owner {n}")) for n in range(5)]
+    for n, key in enumerate(keys):
+        ledger.tell(key, n)
+        ledger.record(key.owner, n, Loss.DIED)
+    assert len(ledger._last) == len(ledger._reasons) == 2
+    assert ledger.tell(keys[0], 10) is None
+    assert ledger.tell(keys[4], 11) is Loss.DIED
 
 
 class Ledger(RuleBasedStateMachine):
-    """Calls and losses of two owners in any order, against what their calls can find."""
+    """Beside a model that keeps for each owner the last kernel and how it ended."""
 
     def __init__(self) -> None:
         super().__init__()
         self.ledger = LossLedger()
-        self.last: dict[Owner, KernelKey] = {}
-        self.gone: dict[KernelKey, Loss] = {}
+        self.last: dict[KernelKey, int] = {}
+        self.ended: dict[int, Loss] = {}
+        self.kernels = 0
 
-    @rule(key=st.sampled_from([A, A_THERE, A_OTHER_PYTHON, B]), loss=st.sampled_from(OF_A_KERNEL))
-    def lose(self, key: KernelKey, loss: Loss) -> None:
-        self.ledger.record(key, loss)
-        self.gone.setdefault(key, loss)
-
-    @rule(key=st.sampled_from([A, A_THERE, A_OTHER_PYTHON, B]))
-    def call(self, key: KernelKey) -> None:
-        told = self.ledger.tell(key)
-        before = self.last.get(key.owner)
-        if before is None:
-            assert told is None
-        elif before == key:
-            assert told is self.gone.get(key)
+    @rule(key=st.sampled_from([A, B]), fresh=st.booleans(), runs=st.booleans())
+    def call(self, key: KernelKey, fresh: bool, runs: bool) -> None:
+        before = self.last.get(key)
+        if before is None or fresh or before in self.ended:
+            self.kernels += 1
+            kernel = self.kernels
+            if before is not None and before not in self.ended:
+                self.ended[before] = Loss.RESET
+                self.ledger.record(key.owner, before, Loss.RESET)
         else:
-            assert told in (Loss.PYTHON_CHANGED if before.python != key.python else Loss.CWD_CHANGED,)
-        self.last[key.owner] = key
-        self.gone.pop(key, None)
+            kernel = before
+        telling = self.ledger.say(key, kernel)
+        wanted = None if before is None or before == kernel else self.ended[before]
+        assert telling.loss is wanted
+        if runs:
+            self.last[key] = kernel
+        else:
+            self.ledger.unsay(telling)
+
+    @rule(key=st.sampled_from([A, B]), loss=st.sampled_from(ENDS))
+    def end(self, key: KernelKey, loss: Loss) -> None:
+        kernel = self.last.get(key)
+        if kernel is not None:
+            self.ledger.record(key.owner, kernel, loss)
+            self.ended.setdefault(kernel, loss)
 
 
-TestLedger = Ledger.TestCase
-TestLedger.settings = settings(max_examples=50, stateful_step_count=30)
-
-
-def test_what_is_taken_back_is_told_to_the_next_call(ledger: LossLedger) -> None:
-    ledger.tell(A)
-    ledger.record(A, Loss.TIMED_OUT)
-    telling = ledger.say(A)
-    ledger.record(A, Loss.DIED)
-    ledger.unsay(telling)
-    assert (telling.loss, ledger.tell(A), ledger.tell(A)) == (Loss.TIMED_OUT, Loss.TIMED_OUT, None)
-
-
-def test_an_owner_whose_first_call_did_not_run_has_lost_nothing(ledger: LossLedger) -> None:
-    telling = ledger.say(A)
-    ledger.record(A, Loss.DIED)
-    ledger.unsay(telling)
-    assert (telling.loss, ledger.tell(A)) == (None, None)
+TestLedger = settings(max_examples=200, deadline=None)(Ledger).TestCase
