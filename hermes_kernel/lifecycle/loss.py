@@ -64,6 +64,12 @@ class LossLedger:
         """Return why a cell on *kernel* does not find the last cell's state, and count it as told."""
         return self.say(key, kernel).loss
 
+    def peek(self, key: KernelKey, kernel: Hashable) -> Loss | None:
+        """Like ``tell``, for a cell on a kernel that was reset before any had run there: nothing is counted."""
+        before = self._last.get(key.owner)
+        reason = None if before is None else self._reasons.get(before.kernel, Loss.RESET)
+        return _loss(before, key, kernel, reason)
+
     def say(self, key: KernelKey, kernel: Hashable) -> Telling:
         """Like ``tell``, for a cell that may yet not run: then ``unsay`` what is returned."""
         owner = key.owner

@@ -18,13 +18,15 @@ from .loss import Loss, LossLedger
 class KernelRecord:
     """One kernel: whose it is, when it was used last (in the clock's seconds), and by how many calls.
 
-    A ``pinned`` kernel belongs to a delegated child that lives: neither the cap nor idleness ends it.
+    ``has_state``: a cell has run on it. A ``pinned`` kernel belongs to a delegated child that lives: neither
+    the cap nor idleness ends it.
     """
 
     key: KernelKey
     last_used: float
     pinned: bool = False
     attached: int = 0
+    has_state: bool = False
 
 
 @dataclass(frozen=True)
