@@ -65,7 +65,7 @@ class LossLedger:
         return self.say(key, kernel).loss
 
     def peek(self, key: KernelKey, kernel: Hashable) -> Loss | None:
-        """Like ``tell``, for a cell on a kernel that was reset before any had run there: nothing is counted."""
+        """Like ``tell``, for a cell on a kernel that was reset before any ran there: it counts nothing."""
         before = self._last.get(key.owner)
         reason = None if before is None else self._reasons.get(before.kernel, Loss.RESET)
         return _loss(before, key, kernel, reason)
