@@ -195,13 +195,13 @@ class OwnedKernels:
         self, call: Call, cut: Cut, record: KernelRecord, session: KernelSession, queue_deadline: float
     ) -> tuple[CellOutcome | CellStatus, Loss | None]:
         """Run the cell, and find what it is to be told; a cell that does not run leaves that for the next."""
-        if not self._population.serves(record):
-            # A waiter on a kernel that was reset meanwhile: what it leaves there is no state for the next.
-            loss = None if record.has_state else self._population.ledger.peek(call.key, record)
-            outcome = await session.run(call.request, cut, queue_deadline)
-            record.has_state = record.has_state or isinstance(outcome, CellOutcome)
-            return outcome, loss
-        telling = self._population.ledger.say(call.key, record)
+        ledger = self._population.ledger
+        if self._population.serves(record):
+            telling = ledger.say(call.key, record)
+            loss = telling.loss
+        else:
+            telling = ledger.say_retired(call.key, record)
+            loss = None if record.has_state else telling.loss
         ran = False
         try:
             outcome = await session.run(call.request, cut, queue_deadline)
@@ -209,8 +209,8 @@ class OwnedKernels:
             record.has_state = record.has_state or ran
         finally:
             if not ran:
-                self._population.ledger.unsay(telling)
-        return outcome, telling.loss
+                ledger.unsay(telling)
+        return outcome, loss
 
     async def _settled(
         self,

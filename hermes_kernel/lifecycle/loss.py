@@ -37,6 +37,7 @@ class Telling:
 
     owner: Owner
     loss: Loss | None
+    here: _Place
     before: _Place | None
     reason: Loss | None
 
@@ -64,17 +65,11 @@ class LossLedger:
         """Return why a cell on *kernel* does not find the last cell's state, and count it as told."""
         return self.say(key, kernel).loss
 
-    def peek(self, key: KernelKey, kernel: Hashable) -> Loss | None:
-        """Like ``tell``, for a cell on a kernel that was reset before any ran there: it counts nothing."""
-        before = self._last.get(key.owner)
-        reason = None if before is None else self._reasons.get(before.kernel, Loss.RESET)
-        return _loss(before, key, kernel, reason)
-
     def say(self, key: KernelKey, kernel: Hashable) -> Telling:
         """Like ``tell``, for a cell that may yet not run: then ``unsay`` what is returned."""
         owner = key.owner
         before = self._last.get(owner)
-        self._last[owner] = _Place(key, kernel)
+        here = self._last[owner] = _Place(key, kernel)
         self._last.move_to_end(owner)
         reason = None
         if before is not None and before.kernel != kernel:
@@ -82,20 +77,36 @@ class LossLedger:
         while len(self._last) > self.capacity:
             _, forgotten = self._last.popitem(last=False)
             self._reasons.pop(forgotten.kernel, None)
-        return Telling(owner, _loss(before, key, kernel, reason), before, reason)
+        return Telling(owner, _loss(before, key, kernel, reason), here, before, reason)
+
+    def say_retired(self, key: KernelKey, kernel: Hashable) -> Telling:
+        """Like ``say``, for a cell that waited on a kernel that was reset meanwhile: it counts nothing as told.
+
+        Only where nothing is known of the owner, the kernel is remembered: what the cell leaves there is
+        what the owner's next one does not find.
+        """
+        owner = key.owner
+        before = self._last.get(owner)
+        if before is None:
+            telling = self.say(key, kernel)
+            self._reasons.setdefault(kernel, Loss.RESET)
+            return telling
+        reason = self._reasons.get(before.kernel, Loss.RESET)
+        return Telling(owner, _loss(before, key, kernel, reason), _Place(key, kernel), before, reason)
 
     def unsay(self, telling: Telling) -> None:
-        """The cell did not run: its owner still has to be told."""
-        here = self._last.pop(telling.owner, None)
-        before = telling.before
+        """The cell did not run: its owner still has to be told, unless a later cell was told meanwhile."""
+        here, before = telling.here, telling.before
+        if self._last.get(telling.owner) is not here:
+            return
         if before is None:
-            if here is not None:
-                self._reasons.pop(here.kernel, None)
+            del self._last[telling.owner]
+            self._reasons.pop(here.kernel, None)
             return
         self._last[telling.owner] = before
         if telling.reason is not None:
             self._reasons[before.kernel] = telling.reason
-        if here is not None and here.kernel != before.kernel:
+        if here.kernel != before.kernel:
             self._reasons.pop(here.kernel, None)
 
 

@@ -75,6 +75,26 @@ def test_a_reset_is_told_to_its_caller_and_not_to_who_still_runs_on_the_old_kern
     assert ledger.tell(A, 2) is Loss.RESET
 
 
+def test_what_a_first_cell_leaves_on_a_kernel_that_was_reset_is_told_to_the_next(ledger: LossLedger) -> None:
+    ledger.record(A.owner, 1, Loss.RESET)
+    assert ledger.say_retired(A, 1).loss is None
+    assert (ledger.tell(A, 2), ledger.tell(A, 2)) == (Loss.RESET, None)
+
+
+def test_a_first_cell_that_did_not_run_on_a_kernel_that_was_reset_left_nothing(ledger: LossLedger) -> None:
+    ledger.unsay(ledger.say_retired(A, 1))
+    assert ledger.tell(A, 2) is None
+
+
+def test_who_waited_on_a_kernel_that_was_reset_takes_the_telling_from_nobody(ledger: LossLedger) -> None:
+    ledger.tell(A, 1)
+    ledger.record(A.owner, 1, Loss.IDLE)
+    telling = ledger.say_retired(A, 2)
+    assert (telling.loss, ledger.tell(A, 3)) == (Loss.IDLE, Loss.IDLE)
+    ledger.unsay(telling)
+    assert ledger.tell(A, 3) is None
+
+
 def test_what_is_taken_back_is_told_to_the_next_call(ledger: LossLedger) -> None:
     ledger.tell(A, 1)
     ledger.record(A.owner, 1, Loss.TIMED_OUT)
