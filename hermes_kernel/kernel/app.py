@@ -115,8 +115,11 @@ class HermesKernelApp(IPKernelApp):
         """Leave the path as it is: a file in the working directory must not take part in the start."""
 
     def init_poller(self) -> None:
-        """End with the parent process, which is the host until a warden takes its place."""
-        self.parent_handle = os.getppid()
+        """End with the parent process, which is the host until a warden takes its place.
+
+        The host names itself in the connection file: it may have died before this is reached.
+        """
+        self.parent_handle = self.options.get("parent", os.getppid())
         super().init_poller()
 
     def init_control(self, context: Any) -> None:
@@ -235,7 +238,6 @@ def configuration() -> Config:
     config.InteractiveShell.cache_size = 0  # Out would keep every value of the conversation alive
     config.InteractiveShell.colors = "nocolor"
     config.InteractiveShell.xmode = "Minimal"  # ours are made by HermesShell; IPython's would only cost time
-    config.IPKernelApp.parent_handle = os.getppid()
     if reason_for_stock_paths() is None:
         config.HermesKernel._execute_sleep = 0.0
     return config

@@ -80,7 +80,7 @@ class LossLedger:
         return Telling(owner, _loss(before, key, kernel, reason), here, before, reason)
 
     def say_retired(self, key: KernelKey, kernel: Hashable) -> Telling:
-        """Like ``say``, for a cell that waited on a kernel that was reset meanwhile: it counts nothing as told.
+        """Like ``say``, for a cell that waited on a kernel that was reset meanwhile: nothing counts as told.
 
         Only where nothing is known of the owner, the kernel is remembered: what the cell leaves there is
         what the owner's next one does not find.

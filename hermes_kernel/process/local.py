@@ -76,7 +76,7 @@ class LocalLauncher:
         stdio: tree.Stdio | None = None
         try:
             stdio = tree.make_stdio()
-            options = {**spec.options, "stdio": stdio.handed_over}
+            options = {**spec.options, "stdio": stdio.handed_over, "parent": os.getpid()}
             staging.write_connection_file({**connection, "hermes": options})
             process = tree.start(argv, env=env, cwd=cwd or str(staging.work), stdio=stdio)
         except BaseException as error:
