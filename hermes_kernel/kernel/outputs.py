@@ -26,9 +26,10 @@ SEND_AT = 256 * 1024  # characters that are sent without waiting for the interva
 CHUNK = 1024 * 1024  # characters of one message: a frame must stay far below what a client accepts
 FLUSH_TIMEOUT = 10.0  # seconds that a waiting flush waits for the IOPub thread
 OTHERS_MAY_WRITE = 20e-6  # seconds since the last text in which a child can have written; a print takes 1e-6
-READ_SIZE = 256 * 1024
+READ_SIZE = 64 * 1024  # bytes; what a pipe holds
 
-_TOTAL = struct.Struct("<Q")
+_COUNT = struct.Struct("<Q")
+_COUNTS = struct.Struct("<QQ")
 _log = logging.getLogger(__name__)
 
 
@@ -45,33 +46,55 @@ class IOPub(Protocol):
 class Rest:
     """The end of a stream in a file that outlives the process, for what could not be sent any more.
 
-    The file holds the number of bytes written so far (8 bytes, little endian) and a ring of the last ones.
-    The host reads it when the process is gone, and finds what no message has brought it.
+    The host reads it when the process is gone, and finds what no message has brought it. The file holds, as
+    numbers of 8 bytes, little endian: how many bytes were written so far, and how many of them came from a
+    pipe; then a ring of the last bytes written; then the second number as it was at the last read from the
+    pipe, and READ_SIZE bytes for what was read. Between the read and the ring the process may die.
     """
 
     def __init__(self, path: Path | None) -> None:
         self.total = 0
+        self._from_pipe = 0
+        self._landed = 0
         self._map = None if path is None else _map(path)
-        self._size = 0 if self._map is None else len(self._map) - 8
+        self._landing = 0 if self._map is None else len(self._map) - READ_SIZE
+        self._size = self._landing - _COUNT.size - _COUNTS.size
+        if self._size <= 0:
+            self._map = None
 
-    def add(self, data: bytes) -> None:
-        """Note what was written."""
+    def read(self, descriptor: int) -> bytes:
+        """Read at most READ_SIZE bytes from a pipe, which are in the file as soon as they have left it.
+
+        Raises OSError; BlockingIOError if there is nothing to read.
+        """
+        if self._map is None:
+            return os.read(descriptor, READ_SIZE)
+        self._map[self._landing : self._landing + self._landed] = bytes(self._landed)
+        _COUNT.pack_into(self._map, self._landing - _COUNT.size, self._from_pipe)
+        with memoryview(self._map)[self._landing :] as landing:
+            self._landed = os.readv(descriptor, [landing])
+            return landing[: self._landed].tobytes()
+
+    def add(self, data: bytes, *, from_pipe: int = 0) -> None:
+        """Note what was written; *from_pipe*: how many bytes that were read it makes good for."""
         size = len(data)
         self.total += size
+        self._from_pipe += from_pipe
         if self._map is None:
             return
         if size > self._size:
             data = data[-self._size :]
             size = self._size
-        at = 8 + (self.total - size) % self._size
-        room = 8 + self._size - at
+        ring = _COUNTS.size
+        at = ring + (self.total - size) % self._size
+        room = ring + self._size - at
         if size <= room:
             self._map[at : at + size] = data
         else:
             self._map[at : at + room] = data[:room]
-            self._map[8 : 8 + size - room] = data[room:]
-        # Last: a process that dies in between has not written.
-        _TOTAL.pack_into(self._map, 0, self.total)
+            self._map[ring : ring + size - room] = data[room:]
+        # Last, and at once: a process that dies before has not written, and its read is still valid.
+        _COUNTS.pack_into(self._map, 0, self.total, self._from_pipe)
 
 
 class StartMark:
@@ -158,8 +181,12 @@ class OutputLog:
         self.append(name, text, parent)
         self._written_at = time.monotonic()
 
-    def append(self, name: str, text: str, parent: dict[str, Any]) -> None:
-        """Put text at the end of what was written."""
+    def read(self, name: str, descriptor: int) -> bytes:
+        """Read from a stream's pipe; what is read counts as written once it is appended. Raises OSError."""
+        return self._rests[name].read(descriptor)
+
+    def append(self, name: str, text: str, parent: dict[str, Any], *, from_pipe: int = 0) -> None:
+        """Put text at the end of what was written; *from_pipe*: how many bytes of a read it stands for."""
         try:
             data = text.encode("utf-8")
         except UnicodeEncodeError:  # a lone surrogate is no text for anybody else
@@ -175,7 +202,7 @@ class OutputLog:
                 segment = _Segment(name, parent, rest.total)
                 self._segments.append(segment)
             segment.buffer.write(text)
-            rest.add(data)
+            rest.add(data, from_pipe=from_pipe)
             segment.end = rest.total
             self._pending += len(text)
             if self._pending >= SEND_AT:
@@ -384,6 +411,7 @@ class _DescriptorPipe:
         self._number = stream.fileno()
         self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
         self._lock = threading.RLock()  # a signal handler may print while its thread reads here
+        self._reading = False
         self._read_end, self._write_end = os.pipe() if ends is None else ends
         for end in (self._read_end, self._write_end):
             os.set_inheritable(end, False)
@@ -421,20 +449,27 @@ class _DescriptorPipe:
                 self._read_once()
 
     def _read_once(self) -> bool:
+        """Take in what one read gives; return whether there may be more."""
+        if self._reading:  # a signal handler prints: its text comes first
+            return False
+        self._reading = True
+        log = self._stream._output_log
         try:
-            data = os.read(self._read_end, READ_SIZE)
+            data = log.read(self._stream.name, self._read_end)
+            if text := self._decoder.decode(data):
+                log.append(self._stream.name, text, self._stream.latest_parent, from_pipe=len(data))
+            return len(data) == READ_SIZE
         except BlockingIOError:
             return False
         except OSError as error:
             _log.warning("descriptor %d is not captured any more: %s", self._number, error)
             return False
-        text = self._decoder.decode(data)
-        if text:
-            self._stream._output_log.append(self._stream.name, text, self._stream.latest_parent)
-        return len(data) == READ_SIZE
+        finally:
+            self._reading = False
 
     def _after_fork(self) -> None:
         self._lock = threading.RLock()
+        self._reading = False
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

@@ -14,7 +14,7 @@ from ..errors import ConfigError, HermesKernelError, KernelStartError
 from ..sidecar import __file__ as _sidecar
 from . import interpreter, tree
 from .environment import FIXED, EnvPolicy, scrub
-from .launch import Ended, Interpreter, KernelExit, KernelHandle, Launched, LaunchSpec
+from .launch import Ended, Interpreter, KernelExit, KernelHandle, Launched, LaunchSpec, StreamRest
 from .staging import LOG_TAIL, Staging, StagingError, remove_trees
 
 NODE = "local"
@@ -198,10 +198,14 @@ async def _exit_of(process: tree.ProcessTree, staging: Staging) -> KernelExit:
         status.exit_code,
         status.signal,
         f"{staging.log_tail()}\n{said}".strip()[-LOG_TAIL:],
-        stdout=replace(staging.rest("stdout"), undrained=out),
-        stderr=replace(staging.rest("stderr"), undrained=err),
+        stdout=_with_pipe(staging.rest("stdout"), out),
+        stderr=_with_pipe(staging.rest("stderr"), err),
         last_cell=staging.last_cell(),
     )
+
+
+def _with_pipe(rest: StreamRest, left: bytes) -> StreamRest:
+    return replace(rest, undrained=rest.undrained + left)
 
 
 def _command(python: Interpreter, staging: Staging, spec: LaunchSpec) -> tuple[str, ...]:

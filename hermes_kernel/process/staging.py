@@ -31,10 +31,14 @@ LOG_TAIL = 4_000
 REST_SIZE = 256 * 1024
 """Bytes of each stream that survive the kernel process, see ``hermes_kernel.kernel.outputs``."""
 
+LANDING_SIZE = 64 * 1024
+"""Bytes for what was read last from a stream's pipe, in the same file."""
+
 MARK_SIZE = 256
 """Bytes of the file that names the cell that began last."""
 
 _log = logging.getLogger(__name__)
+_REST = struct.Struct(f"<QQ{REST_SIZE}sQ{LANDING_SIZE}s")
 _LONGEST_SUFFIX = "-5"
 _CHANNELS = ("shell", "iopub", "stdin", "control", "hb")
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
@@ -70,7 +74,7 @@ class Staging:
             (path / "ipython").mkdir(mode=0o700)
             (path / "work").mkdir(mode=0o700)
             for stream in ("stdout", "stderr"):
-                _create(path / f"{stream}.rest", b"", size=8 + REST_SIZE)
+                _create(path / f"{stream}.rest", b"", size=_REST.size)
             _create(path / "cell.started", b"", size=MARK_SIZE)
             _create(path / "kernel.log", b"")
         except (OSError, StagingError) as error:
@@ -113,17 +117,19 @@ class Staging:
 
     def rest(self, stream: str) -> StreamRest:
         """Return the end of what the kernel wrote to a stream. The kernel wrote it: no number is trusted."""
-        raw = _read_end(self.path / f"{stream}.rest", 8 + REST_SIZE)
-        if len(raw) != 8 + REST_SIZE:
+        raw = _read_end(self.path / f"{stream}.rest", _REST.size)
+        if len(raw) != _REST.size:
             return StreamRest()
-        total: int = struct.unpack_from("<Q", raw)[0]
-        ring = raw[8:]
+        total: int
+        total, from_pipe, ring, landed_at, landing = _REST.unpack(raw)
         if total >= 2**63:
             return StreamRest()
+        # What was read from the pipe, and had not got into the ring when the process ended.
+        landed = landing.rstrip(b"\0") if landed_at == from_pipe else b""
         if total <= REST_SIZE:
-            return StreamRest(total, ring[:total])
+            return StreamRest(total, ring[:total], landed)
         cut = total % REST_SIZE
-        return StreamRest(total, ring[cut:] + ring[:cut])
+        return StreamRest(total, ring[cut:] + ring[:cut], landed)
 
     def last_cell(self) -> str | None:
         """Return the msg_id of the cell that began last; None if a cell has spoilt the file that tells."""

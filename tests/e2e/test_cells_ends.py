@@ -199,6 +199,20 @@ def test_all_output_before_a_death_is_kept(registry: BlockingRegistry, write: st
     still_answers(registry)
 
 
+def test_what_has_left_the_pipe_when_the_kernel_dies_is_kept(registry: BlockingRegistry) -> None:
+    code = """
+import os, signal
+from hermes_kernel.kernel import outputs
+print('before')
+outputs.OutputLog.append = lambda *args, **named: os._exit(7)  # right after the read
+os.write(1, b'raw\\n')
+signal.pause()
+"""
+    result = registry.execute(code, owner="a", timeout=10)
+    assert (result.status, result.stdout) == (CellStatus.DIED, "before\nraw\n")
+    still_answers(registry)
+
+
 def test_a_death_is_seen_though_a_child_keeps_the_pipes_open(registry: BlockingRegistry) -> None:
     registry.execute("1", owner="a")
     started = time.monotonic()
@@ -232,7 +246,8 @@ def test_a_kernel_that_died_between_two_calls_is_replaced_and_said(registry: Blo
 )
 def test_a_forked_copy_of_the_kernel_never_speaks_for_it(registry: BlockingRegistry, fork: str) -> None:
     registry.execute("import os", owner="a")
-    result = registry.execute(f"{fork}\nprint('parent' if pid else 'child')", owner="a", timeout=10)
+    code = f"{fork}\nprint('parent' if pid else 'child')\nif pid: os.wait(); None"
+    result = registry.execute(code, owner="a", timeout=10)
     assert result.status is CellStatus.OK
     assert "parent" in result.stdout
     answers = [registry.execute(f"print({n}); {n}", owner="a", timeout=10) for n in range(5)]

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jupyter_client.session import Session
 
-from hermes_kernel.kernel.outputs import CHUNK, SEND_AT, HermesOutStream, OutputLog, Rest
+from hermes_kernel.kernel.outputs import CHUNK, READ_SIZE, SEND_AT, HermesOutStream, OutputLog, Rest
 
 SIZE = 64
 
@@ -54,7 +54,7 @@ class Wire:
         self.stderr = HermesOutStream(self.log, "stderr")
         if directory is not None:
             for name in ("stdout", "stderr"):
-                (directory / f"{name}.rest").write_bytes(bytes(8 + SIZE))
+                (directory / f"{name}.rest").write_bytes(bytes(24 + SIZE + READ_SIZE))
             (directory / "cell.started").write_bytes(bytes(64))
         self.log.bind(self.session, self.iopub, directory, [], [])
 
@@ -172,13 +172,13 @@ def test_a_stream_cannot_be_closed_and_is_what_a_script_expects_of_one() -> None
 
 def read_rest(path: Path) -> tuple[int, bytes]:
     raw = path.read_bytes()
-    return struct.unpack_from("<Q", raw)[0], raw[8:]
+    return struct.unpack_from("<Q", raw)[0], raw[16 : 16 + SIZE]
 
 
 @given(st.lists(st.binary(max_size=3 * SIZE), max_size=20))
 def test_the_end_of_what_was_written_can_be_read_from_the_file(writes: list[bytes]) -> None:
     path = Path(os.environ["XDG_RUNTIME_DIR"]) / "ring"
-    path.write_bytes(bytes(8 + SIZE))
+    path.write_bytes(bytes(24 + SIZE + READ_SIZE))
     rest = Rest(path)
     for data in writes:
         rest.add(data)
@@ -199,6 +199,36 @@ def test_what_was_written_and_not_sent_is_in_the_file(tmp_path: Path) -> None:
     total, ring = read_rest(tmp_path / "stdout.rest")
     assert (total, ring[:total]) == (12, b"sent and not")
     assert read_rest(tmp_path / "stderr.rest")[0] == 0
+
+
+def landed(path: Path) -> bytes:
+    """What a host would take for read and not noted."""
+    raw = path.read_bytes()
+    valid = raw[8:16] == raw[16 + SIZE : 24 + SIZE]
+    return raw[24 + SIZE :].rstrip(b"\0") if valid else b""
+
+
+def test_what_has_left_the_pipe_is_in_the_file_at_any_time_and_once(tmp_path: Path) -> None:
+    path = tmp_path / "ring"
+    path.write_bytes(bytes(24 + SIZE + READ_SIZE))
+    rest = Rest(path)
+    read_end, write_end = os.pipe()
+    os.set_blocking(read_end, False)
+    try:
+        for data in (b"first and longer\n", b"second\n", b"third, the longest of all\n"):
+            os.write(write_end, data)
+            assert rest.read(read_end) == data
+            assert landed(path) == data
+            rest.add(b"printed meanwhile\n")
+            assert landed(path) == data
+            rest.add(data, from_pipe=len(data))
+            assert landed(path) == b""
+            with pytest.raises(BlockingIOError):
+                rest.read(read_end)
+            assert landed(path) == b""
+    finally:
+        os.close(read_end)
+        os.close(write_end)
 
 
 def test_without_a_file_everything_else_works(tmp_path: Path) -> None:

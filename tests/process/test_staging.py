@@ -11,6 +11,7 @@ from hermes_kernel.errors import ConfigError
 from hermes_kernel.process import staging
 from hermes_kernel.process.launch import StreamRest
 from hermes_kernel.process.staging import (
+    LANDING_SIZE,
     REST_SIZE,
     SOCKET_PATH_LIMIT,
     Staging,
@@ -172,8 +173,10 @@ def test_a_socket_dir_that_is_a_file_is_refused(tmp_path: Path) -> None:
         file.unlink()
 
 
-def write_rest(made: Staging, total: int, ring: bytes) -> None:
-    (made.path / "stdout.rest").write_bytes(struct.pack("<Q", total) + ring)
+def write_rest(made: Staging, total: int, ring: bytes, *, landing: bytes = b"", landed_at: int = 7) -> None:
+    landing = landing.ljust(LANDING_SIZE, b"\0")
+    raw = struct.pack("<QQ", total, 7) + ring + struct.pack("<Q", landed_at) + landing
+    (made.path / "stdout.rest").write_bytes(raw)
 
 
 def test_the_rest_of_a_stream_is_read_in_the_order_in_which_it_was_written(base: Path) -> None:
@@ -189,7 +192,19 @@ def test_the_rest_of_a_stream_is_read_in_the_order_in_which_it_was_written(base:
     made.remove()
 
 
-@pytest.mark.parametrize("content", [b"", b"short", struct.pack("<Q", 2**64 - 1) + bytes(REST_SIZE)])
+def test_what_was_read_and_not_noted_before_the_end_is_part_of_the_rest(base: Path) -> None:
+    made = Staging.create("k1")
+    ring = b"xyz" + bytes(REST_SIZE - 3)
+    write_rest(made, 3, ring, landing=b"ab\n")
+    assert made.rest("stdout") == StreamRest(3, b"xyz", b"ab\n")
+    write_rest(made, 3, ring, landing=b"ab\n", landed_at=4)
+    assert made.rest("stdout") == StreamRest(3, b"xyz")
+    made.remove()
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"short", struct.pack("<Q", 2**64 - 1) + bytes(16 + REST_SIZE + LANDING_SIZE)]
+)
 def test_a_rest_that_a_cell_has_spoilt_is_no_rest(base: Path, content: bytes) -> None:
     made = Staging.create("k1")
     (made.path / "stdout.rest").write_bytes(content)
@@ -200,7 +215,7 @@ def test_a_rest_that_a_cell_has_spoilt_is_no_rest(base: Path, content: bytes) ->
 @pytest.mark.parametrize("name", ["stdout.rest", "kernel.log"])
 def test_a_pipe_or_a_link_in_the_place_of_a_file_is_not_read(base: Path, name: str, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
-    secret.write_bytes(b"s" * (8 + REST_SIZE))
+    secret.write_bytes(b"s" * (24 + REST_SIZE + LANDING_SIZE))
     made = Staging.create("k1")
     (made.path / name).unlink()
     os.mkfifo(made.path / name)
