@@ -5,6 +5,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 from jupyter_core.utils import ensure_event_loop
 
@@ -12,6 +13,11 @@ from hermes_kernel import BlockingRegistry
 
 from . import traces
 
+# A busy machine is no failure of ours: no example has a time limit.
+hypothesis.settings.register_profile(
+    "hermes", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("hermes")
 
 @pytest.fixture(scope="session", autouse=True)
 def runtime() -> Iterator[Path]:

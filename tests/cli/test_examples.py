@@ -42,9 +42,15 @@ def test_the_readmes_first_example_shows_what_it_says(tmp_path: Path) -> None:
     assert shown.rstrip().endswith("(the cell before ran out of time).")
 
 
-def test_the_readmes_nbclient_example_runs(tmp_path: Path) -> None:
+def test_the_readmes_example_of_many_conversations_shows_what_it_says(tmp_path: Path) -> None:
     example = tmp_path / "example.py"
     example.write_text(readme_blocks()[1], encoding="utf-8")
+    assert ran_python(example, cwd=tmp_path) == "ERROR RESET\n1\n"
+
+
+def test_the_readmes_nbclient_example_runs(tmp_path: Path) -> None:
+    example = tmp_path / "example.py"
+    example.write_text(readme_blocks()[2], encoding="utf-8")
     assert "40 rows" in ran_python(example, cwd=ROOT)
 
 
