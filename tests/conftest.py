@@ -19,6 +19,7 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("hermes")
 
+
 @pytest.fixture(scope="session", autouse=True)
 def runtime() -> Iterator[Path]:
     """A runtime directory of this run's own, short enough for sockets."""
