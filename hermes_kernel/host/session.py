@@ -100,11 +100,6 @@ class KernelSession:
         self._exit.add_done_callback(self._wake)
 
     @property
-    def has_ended(self) -> bool:
-        """Whether the kernel process is gone."""
-        return self._exit.done()
-
-    @property
     def is_ready(self) -> bool:
         """Whether the kernel has answered."""
         return self._subscribed and self._answered

@@ -61,12 +61,11 @@ class LossLedger:
         if place is not None and place.kernel == kernel:
             self._reasons.setdefault(kernel, loss)
 
-    def tell(self, key: KernelKey, kernel: Hashable) -> Loss | None:
-        """Return why a cell on *kernel* does not find the last cell's state, and count it as told."""
-        return self.say(key, kernel).loss
-
     def say(self, key: KernelKey, kernel: Hashable) -> Telling:
-        """Like ``tell``, for a cell that may yet not run: then ``unsay`` what is returned."""
+        """Return why a cell on *kernel* does not find the last cell's state, and count it as told.
+
+        If the cell does not run then, ``unsay`` what is returned.
+        """
         owner = key.owner
         before = self._last.get(owner)
         here = self._last[owner] = _Place(key, kernel)

@@ -7,7 +7,7 @@ kernels to close, each exactly once. What is attached stays in service through s
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from .key import KernelKey
@@ -113,12 +113,6 @@ class KernelPopulation:
             self._retired.discard(record)
             return (record,)
         return doomed
-
-    def close_where(
-        self, predicate: Callable[[KernelRecord], bool], loss: Loss | None
-    ) -> tuple[KernelRecord, ...]:
-        """End every kernel that *predicate* picks, in use or not."""
-        return tuple(gone for record in list(self) if predicate(record) for gone in self.close(record, loss))
 
     def sweep(self, now: float) -> tuple[KernelRecord, ...]:
         """Take out of service what nobody has used for ``idle_timeout``."""

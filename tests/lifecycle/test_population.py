@@ -1,4 +1,5 @@
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import pytest
@@ -27,13 +28,22 @@ def population() -> KernelPopulation:
 def told(population: KernelPopulation, key: KernelKey) -> Loss | None:
     """What a cell is told that runs on the kernel that serves *key*, or on a new one if there is none."""
     serving = next((r for r in population if r.key == key and population.serves(r)), object())
-    return population.ledger.tell(key, serving)
+    return population.ledger.say(key, serving).loss
+
+
+def close_where(
+    population: KernelPopulation, predicate: Callable[[KernelRecord], bool], loss: Loss | None
+) -> tuple[KernelRecord, ...]:
+    """End every kernel that *predicate* picks, in use or not."""
+    return tuple(
+        gone for record in list(population) if predicate(record) for gone in population.close(record, loss)
+    )
 
 
 def used(population: KernelPopulation, key: KernelKey, now: float, *, pinned: bool = False) -> KernelRecord:
     """One whole call: its kernel is there afterwards, free, and its owner knows what was lost before."""
     record = population.claim(key, now, pinned=pinned).record
-    population.ledger.tell(key, record)
+    population.ledger.say(key, record)
     population.release(record, now)
     return record
 
@@ -41,7 +51,7 @@ def used(population: KernelPopulation, key: KernelKey, now: float, *, pinned: bo
 def held(population: KernelPopulation, key: KernelKey, now: float, *, reset: bool = False) -> KernelRecord:
     """A call that is still running."""
     record = population.claim(key, now, reset=reset).record
-    population.ledger.tell(key, record)
+    population.ledger.say(key, record)
     return record
 
 
@@ -395,12 +405,12 @@ def test_close_where_ends_all_that_it_picks_in_use_retired_or_free_and_no_other(
     child = used(population, CHILD, now=3.0, pinned=True)
     retired = held(population, B, now=3.0)
     in_use = held(population, B, now=3.0, reset=True)
-    closed = population.close_where(lambda record: record.key != A, Loss.CLOSED)
+    closed = close_where(population, lambda record: record.key != A, Loss.CLOSED)
     assert len(closed) == 3
     assert set(closed) == {child, retired, in_use}
     assert list(population) == [free]
-    assert population.close_where(lambda record: True, Loss.CLOSED) == (free,)
-    assert population.close_where(lambda record: True, Loss.CLOSED) == ()
+    assert close_where(population, lambda record: True, Loss.CLOSED) == (free,)
+    assert close_where(population, lambda record: True, Loss.CLOSED) == ()
 
 
 @pytest.mark.parametrize("end", ["reset", "died", "closed"])
@@ -448,7 +458,7 @@ def test_an_owner_is_not_told_what_another_lost(population: KernelPopulation) ->
     for key in (A, B):
         used(population, key, now=3.0)
     used(population, CHILD, now=3.0, pinned=True)
-    population.close_where(lambda record: record.key == A, Loss.CLOSED)
+    close_where(population, lambda record: record.key == A, Loss.CLOSED)
     assert [told(population, key) for key in (B, CHILD, SCOPED)] == [None, None, None]
     assert told(population, A) is Loss.CLOSED
 
@@ -520,7 +530,7 @@ class Population(RuleBasedStateMachine):
         """In the end everybody leaves and all is closed: then each record was handed out once."""
         while running := self.running():
             self.leave(running[0])
-        self.hand_out(set(self.population.close_where(lambda record: True, None)))
+        self.hand_out(set(close_where(self.population, lambda record: True, None)))
         assert len(self.handed_out) == len(self.known)
         assert set(self.handed_out) == set(self.known)
         assert len(self.population) == 0
@@ -660,7 +670,7 @@ class Population(RuleBasedStateMachine):
     @rule(session=st.sampled_from("abc"))
     def close_where(self, session: str) -> None:
         picked = [*self.retired, *self.serving.values()]
-        doomed = self.population.close_where(lambda r: r.key.owner.session == session, Loss.CLOSED)
+        doomed = close_where(self.population, lambda r: r.key.owner.session == session, Loss.CLOSED)
         ended = set[KernelRecord]()
         for record in picked:
             if record.key.owner.session == session:
