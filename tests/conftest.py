@@ -1,6 +1,7 @@
 import gc
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +24,8 @@ hypothesis.settings.load_profile("hermes")
 @pytest.fixture(scope="session", autouse=True)
 def runtime() -> Iterator[Path]:
     """A runtime directory of this run's own, short enough for sockets."""
+    # A shell ignores SIGINT for what runs in its background, and so would every process of the tests.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     # jupyter_client's blocking calls keep one event loop for each thread, for good: it is not a leak of ours.
     ensure_event_loop()
     directory = Path(tempfile.mkdtemp(prefix="hkt-"))
