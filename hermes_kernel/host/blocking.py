@@ -12,7 +12,7 @@ from ..lifecycle.key import Owner
 from .cut import Cut
 from .manager import HermesKernelManager
 from .options import CallArguments
-from .registry import RegistryBase, _now, owned_by
+from .registry import RegistryBase, _now, delegated, owned_by
 
 T = TypeVar("T")
 
@@ -96,7 +96,7 @@ class BlockingRegistry(RegistryBase):
 
     def close_child(self, child: str) -> int:
         """End the kernels of a delegated child, whoever delegated to it; return how many there were."""
-        return self.close_where(lambda info: bool(child) and info.owner.child == child)
+        return self.close_where(delegated(child))
 
     def close_where(self, predicate: Callable[[KernelInfo], bool]) -> int:
         """End the kernels that *predicate* picks with the cells that run on them; return how many.

@@ -91,7 +91,7 @@ class KernelRegistry(RegistryBase):
 
     async def close_child(self, child: str) -> int:
         """End the kernels of a delegated child, whoever delegated to it; return how many there were."""
-        return await self.close_where(lambda info: bool(child) and info.owner.child == child)
+        return await self.close_where(delegated(child))
 
     async def close_where(self, predicate: Callable[[KernelInfo], bool]) -> int:
         """End the kernels that *predicate* picks with the cells that run on them; return how many.
@@ -125,6 +125,11 @@ def owned_by(owner: Owner, *, children: bool) -> Callable[[KernelInfo], bool]:
     return lambda info: (
         replace(info.owner, child=owner.child) == owner if owner.child is None else info.owner == owner
     )
+
+
+def delegated(child: str) -> Callable[[KernelInfo], bool]:
+    """Return a predicate that picks the kernels of a delegated child."""
+    return lambda info: bool(child) and info.owner.child == child
 
 
 async def _now(function: Callable[[], T]) -> T:
