@@ -29,7 +29,7 @@ class HeldCell:
         )
 
     def wait_until_it_runs(self) -> None:
-        self._started.open().close()
+        self._started.read_bytes()  # to its end, so that no other reader meets this writer
 
     def let_go(self) -> None:
         self._go.open("w").close()

@@ -37,19 +37,24 @@ Outcome = str | HermesKernelError
 
 
 class HeldStart:
-    """Bootstrap code that says when it runs and goes on when it is told to."""
+    """Bootstrap code that says when it runs and goes on when it is told to, in each kernel by itself."""
 
     def __init__(self, directory: Path) -> None:
-        self._entered, self._go = directory / "entered", directory / "go-on"
+        self._directory = directory
+        self._entered = directory / "entered"
         os.mkfifo(self._entered)
-        os.mkfifo(self._go)
-        self.code = f"open({str(self._entered)!r}, 'w').close(); open({str(self._go)!r}).close()"
+        self.code = (
+            f"import os; go = f'{directory}/{{os.getpid()}}'; os.mkfifo(go)\n"
+            f"with open({str(self._entered)!r}, 'w') as entered: print(os.getpid(), file=entered)\n"
+            "open(go).close()"
+        )
 
-    def wait_until_it_runs(self) -> None:
-        self._entered.open().close()
+    def wait_until_it_runs(self) -> int:
+        """Return the pid of the kernel; read to the end, so that the next reader does not meet the same."""
+        return int(self._entered.read_text())
 
-    def let_go(self) -> None:
-        self._go.open("w").close()
+    def let_go(self, pid: int) -> None:
+        (self._directory / str(pid)).open("w").close()
 
 
 # -- callers that give up while they wait -----------------------------------------------------------------
@@ -279,8 +284,7 @@ def test_a_caller_that_finds_its_starting_kernel_closed_takes_another_one(
         (old,) = registry.kernels()
         stop.set()
         assert (first.result(10).status, first.result().ran) == (CellStatus.INTERRUPTED, False)
-        start.wait_until_it_runs()
-        start.let_go()
+        start.let_go(start.wait_until_it_runs())
         results = [call.result(30) for call in behind]
     assert {result.status for result in results} == {CellStatus.OK}
     assert len({result.value for result in results}) == 1
@@ -295,12 +299,12 @@ def test_a_reset_while_the_kernel_starts_takes_a_fresh_one(make_registry: Make, 
     registry = make_registry(bootstrap=start.code)
     with callers(registry, 2) as pool:
         first = pool.submit(registry.execute, PID, owner="a", timeout=60)
-        start.wait_until_it_runs()
+        starting = [start.wait_until_it_runs()]
         second = pool.submit(registry.execute, PID, owner="a", timeout=60, reset=True)
-        start.wait_until_it_runs()
+        starting.append(start.wait_until_it_runs())
         assert sorted(info.attached for info in registry.kernels()) == [1, 1]
-        for _ in range(2):
-            start.let_go()
+        for pid in starting:
+            start.let_go(pid)
         results = [first.result(30), second.result(30)]
     assert {result.status for result in results} == {CellStatus.OK}
     assert results[0].value != results[1].value
@@ -315,18 +319,17 @@ def test_a_reset_is_told_to_its_caller_and_not_to_one_that_runs_on_the_old_kerne
     registry = make_registry(bootstrap=start.code)
     with callers(registry, 4) as pool:
         first = pool.submit(registry.execute, "x = 1", owner="a")
-        start.wait_until_it_runs()
-        start.let_go()
+        start.let_go(start.wait_until_it_runs())
         first.result(20)
         cell, running = hold(pool, registry, "a", tmp_path / "held")
         behind = pool.submit(registry.execute, "x", owner="a", timeout=60)
         assert attached(registry, 2)
         reset = pool.submit(registry.execute, "'x' in globals()", owner="a", timeout=60, reset=True)
-        start.wait_until_it_runs()
+        pid = start.wait_until_it_runs()
         cell.let_go()
         assert running.result(10).kernel.lost is None
         waited = behind.result(10)
-        start.let_go()
+        start.let_go(pid)
         fresh = reset.result(20)
     assert (waited.value, waited.kernel.lost) == ("1", None), "it found the state that it expects"
     assert (fresh.value, fresh.kernel.lost) == ("False", Loss.RESET)
