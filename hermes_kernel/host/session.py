@@ -74,6 +74,7 @@ class KernelSession:
         self._launched = launched
         self._bridge = bridge
         self._execution: CellExecution | None = None
+        self._settled: str | None = None
         self._asked: set[str] = set()
         self._subscribed = False
         self._answered = False
@@ -244,7 +245,7 @@ class KernelSession:
         try:
             settlement = await self._settle(execution, cut)
         finally:
-            self._execution = None
+            self._execution, self._settled = None, msg_id
         return CellOutcome(settlement, execution.outputs)
 
     async def _settle(self, execution: CellExecution, cut: Cut) -> Settlement:
@@ -346,6 +347,8 @@ class KernelSession:
             self._receive_iopub(message, execution, now)
         elif message.msg_type == "kernel_info_reply" and message.parent_id in self._asked:
             self._learn(message.content)
+        elif self._is_late(message):
+            pass
         elif execution is None or not execution.receive_reply(message, now):
             self._count_anomaly()
         elif execution.anomalies:
@@ -363,10 +366,16 @@ class KernelSession:
         elif execution is not None and execution.receive_iopub(message, now):
             if message.msg_type == "status":
                 self._changed.set()
+        elif self._is_late(message):
+            pass
         elif message.msg_type == "execute_input" and message.parent_id is not None:
             self._begin_foreign(message.parent_id, execution)
         elif message.msg_type == "status" and message.content["execution_state"] == "idle":
             self._end_foreign(message.parent_id, execution, now)
+
+    def _is_late(self, message: Message) -> bool:
+        """Whether a message is of the cell before, whose caller has its result: nobody forged it."""
+        return self._settled is not None and message.parent_id == self._settled
 
     def _begin_foreign(self, parent_id: str, execution: CellExecution | None) -> None:
         if len(self._foreign) < MAX_ANOMALIES:

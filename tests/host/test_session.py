@@ -131,6 +131,22 @@ def test_a_second_reply_never_becomes_another_cells_result(scripted: Run) -> Non
         assert (result.status, result.stdout) == (CellStatus.OK, f"cell {n}")
 
 
+def test_what_comes_after_a_cell_is_settled_is_no_strangers_and_no_fault(
+    scripted: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    def script(kernel: FakeKernel, request: Request) -> None:
+        kernel.good(request)
+        kernel.iopub("execute_input", {"code": "late", "execution_count": 1}, request)
+        kernel.signed("shell", request, "hermes_cell_started", {})
+
+    registry, launcher = scripted(script)
+    for _ in range(3):
+        result = registry.execute("x", owner="a")
+        assert (result.status, result.kernel.foreign_cells, result.kernel.ended) == (CellStatus.OK, 0, False)
+    assert len(launcher.kernels) == 1
+    assert caplog.text == ""
+
+
 def unreadable(kernel: FakeKernel, request: Request) -> None:
     for channel in ("iopub", "shell"):
         kernel.raw(channel, request, b"")
