@@ -136,13 +136,17 @@ class HermesKernelApp(IPKernelApp):
         self.shell_channel_thread = NoShellChannelThread()
 
     def init_iopub(self, context: Any) -> None:
-        """Make the IOPub channel, without a TCP port for forked children: they write to the descriptors."""
+        """Make the IOPub channel, without a TCP port for forked children: they write to the descriptors.
+
+        None of its sockets has a high-water mark. At one, what is published is dropped (output, or the idle
+        status), and the thread that publishes waits for itself when it schedules the sending.
+        """
+        context.sndhwm = 0
         if self.degraded is not None:
             super().init_iopub(context)
             return
         self.iopub_socket = context.socket(zmq.XPUB)
         self.iopub_socket.linger = 1000
-        self.iopub_socket.sndhwm = 0  # a slow reader must not lose output or the idle status
         self._apply_curve_server_options(self.iopub_socket)
         self.iopub_port = self._bind_socket(self.iopub_socket, self.iopub_port)
         self.configure_tornado_logger()

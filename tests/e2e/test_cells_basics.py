@@ -62,6 +62,19 @@ def test_many_writers_of_both_streams_lose_no_line(registry: BlockingRegistry) -
     still_answers(registry)
 
 
+def test_streams_that_take_turns_thousands_of_times_between_two_flushes(registry: BlockingRegistry) -> None:
+    code = (
+        "import sys, time\n"
+        "for n in range(4000):\n"
+        "    sys.stdout.write(f'{n}\\n'); sys.stderr.write(f'{n}\\n')\n"
+        "time.sleep(1)  # the flush is the IOPub thread's own"
+    )
+    result = registry.execute(code, owner="a", timeout=20)
+    assert result.status is CellStatus.OK
+    assert result.stdout == result.stderr == "".join(f"{n}\n" for n in range(4000))
+    still_answers(registry)
+
+
 def test_an_error_does_not_abort_the_cell_that_follows_at_once(registry: BlockingRegistry) -> None:
     for n in range(20):
         assert registry.execute("1/0", owner="a").status is CellStatus.ERROR
