@@ -8,6 +8,8 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
 
+import pytest
+
 from hermes_kernel import BlockingRegistry, CellResult, CellStatus, HermesKernelError, KernelRegistry, Limits
 
 SEED = int(os.environ.get("HERMES_TEST_SEED") or random.SystemRandom().randrange(10**9))
@@ -74,6 +76,7 @@ def arguments(operation: str, choose: random.Random) -> tuple[str, dict[str, obj
     return COUNT, {}
 
 
+@pytest.mark.timeout(BOUND + 60)
 def test_twenty_threads_and_five_owners_do_everything_at_once(
     make_registry: Callable[..., BlockingRegistry],
 ) -> None:
@@ -123,6 +126,7 @@ def test_twenty_threads_and_five_owners_do_everything_at_once(
     assert violations(results) == []
 
 
+@pytest.mark.timeout(BOUND + 60)
 def test_tasks_and_owners_do_everything_at_once(leaves_nothing: None) -> None:
     print(f"seed {SEED}")
     results: Logbook = defaultdict(list)
