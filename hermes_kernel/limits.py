@@ -26,7 +26,6 @@ _START_METHODS = ("auto", "fork", "spawn")
 
 # Names that are part of the API and not yet of the product: any value but the default is refused.
 _LATER = (
-    "max_tool_calls",
     "output_bytes",
     "stderr_bytes",
     "spill_bytes",
@@ -50,6 +49,7 @@ class Limits:
     ``queue_timeout``: how long a call waits for its turn; None = as long as its ``timeout``, 0 = not at all.
     ``max_kernels``: how many kernels stay when nobody uses them; the one that was used longest ago goes.
     ``idle_timeout``: after how long without use a kernel goes.
+    ``max_tool_calls``: how many calls of tools one cell may make; None = no limit, 0 = none.
     ``start_method``: how kernel processes are made; ``"auto"`` takes the fastest that is available.
 
     Raises ConfigError for a negative number, NaN, a wrong type or a value that this version lacks.
@@ -89,6 +89,7 @@ class Limits:
             or self.max_kernels < 1
         ):
             raise ConfigError(f"max_kernels={self.max_kernels!r}: give a whole number, 1 or more")
+        checked_call_limit("max_tool_calls", self.max_tool_calls)
         _check_choice("isolation", self.isolation, _ISOLATION)
         _check_choice("start_method", self.start_method, _START_METHODS)
         for field in fields(self):
@@ -122,6 +123,15 @@ def checked_time_limit(name: str, value: object) -> float | None:
         return None
     seconds = _checked_seconds(name, value, finite=False)
     return None if seconds == 0 or math.isinf(seconds) else seconds
+
+
+def checked_call_limit(name: str, value: object) -> int | None:
+    """Return a number of calls, None for no limit; raises ConfigError."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ConfigError(f"{name}={value!r}: give a whole number, 0 or more, or None for no limit")
+    return value
 
 
 def _checked_seconds(name: str, value: object, *, finite: bool = True) -> float:

@@ -27,7 +27,6 @@ PUBLIC = {
     "spare_kernels": 1,
 }
 LATER = {
-    "max_tool_calls": 10,
     "output_bytes": 1_000,
     "stderr_bytes": 1_000,
     "spill_bytes": 1_000,
@@ -117,6 +116,7 @@ def test_the_start_methods_of_this_version_are_taken(value: str) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [(name, value) for name in LATER for value in (-1, math.nan, True, [], object(), "many")]
+    + [("max_tool_calls", value) for value in (-1, math.nan, True, 3.0, [], object(), "many")]
     + [("require_isolation", 0), ("max_kernels", 4.0), ("spill_dir", 3), ("spill_dir", b"/tmp")],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )

@@ -12,6 +12,9 @@ from .outputs import CellError, OutputCollector
 from .request import CellTimes
 from .status import CellStatus, Fate, Phase
 
+TOOL_ERRORS = 5
+"""Most failed tool calls that a result names (contract TER-01)."""
+
 _FRESH = "The next call starts with a fresh kernel."
 
 
@@ -188,12 +191,13 @@ def cell_result(
     signal: str | None = None,
     lost_bytes: Mapping[str, int] = MappingProxyType({}),
     note: str | None = None,
+    tool_calls: tuple[ToolCallRecord, ...] = (),
 ) -> CellResult:
     """Build the result of a settled call.
 
     *execution_count* is the kernel's last known one, *signal* the name of the signal that ended its process
     and *lost_bytes* what was written to each stream and could not be saved from a kernel that ended; *note*
-    is said in the warning.
+    is said in the warning. *tool_calls*: what the cell has called.
     """
     if settlement.error is not None and outputs.error is None:
         outputs.fail(settlement.error)
@@ -217,9 +221,16 @@ def cell_result(
         kernel=report,
         truncation=Truncation(shown + lost, shown, truncated=lost > 0),
         warning=_warning(settlement, report, lost, note),
+        tool_calls=tool_calls,
+        tool_errors=tuple(_tool_errors(tool_calls)),
         _message=message,
         _lost_stdout=lost_bytes.get("stdout", 0),
     )
+
+
+def _tool_errors(calls: tuple[ToolCallRecord, ...]) -> list[dict[str, str]]:
+    failed = [{"tool": call.name, "error": call.error} for call in calls if call.error is not None]
+    return failed[:TOOL_ERRORS]
 
 
 def _execution_count(settlement: Settlement, last: int) -> int:

@@ -1,30 +1,384 @@
-"""The way of tool calls from a cell to the host."""
+"""The host's end of the tool bridge: a socket of one kernel, on which the code of its cells calls tools.
 
-from typing import Protocol
+Each connection has a daemon thread that reads a call, runs its handler and writes the answer; a client that
+wants calls served side by side opens as many connections. So a handler that never returns holds one
+connection and nothing else, and a peer that does not read, or sends what is no call, hurts itself alone.
+"""
+
+import asyncio
+import hmac
+import logging
+import os
+import socket
+import struct
+import sys
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+from ..cell.authority import RETIRED, UNKNOWN
+from ..cell.result import ToolCallRecord
+from ..lifecycle.key import Owner
+from ..wire import (
+    HALF_FRAME_TIMEOUT,
+    BadCallError,
+    Failure,
+    FrameDecoder,
+    Hello,
+    ToolCall,
+    ToolReply,
+    WireError,
+)
+from .grant import CellTools, ToolGrant, encoded
+from .supervisor import Supervisor
+
+MAX_CONNECTIONS = 128  # of one kernel; each has a thread
+IDLE = 1.0  # seconds without a call after which a connection may have to make room for a new one
+BACKLOG = 128
+ACCEPT_AGAIN = 0.2  # seconds until the next try when the process has no descriptor left
+REMEMBERED = 4096  # tokens of cells that are over, so that a late call is told so
+READ_SIZE = 64 * 1024
+LOOPBACK = "127.0.0.1"
+
+UNAUTHORIZED = "Unauthorized: this connection has not shown the kernel's token."
+CROWDED = f"too many connections: a kernel may have {MAX_CONNECTIONS} that are in use; end some of the calls"
+
+_log = logging.getLogger(__name__)
 
 
-class ToolBridge(Protocol):
-    """Serves the tool calls of one kernel."""
+class KernelBridge:
+    """Serves the tool calls of one kernel.
 
-    async def open_cell(self) -> str | None:
-        """Let a cell call tools; return the token that its request carries, None if it has no tools."""
+    ``open`` and ``close`` belong to the supervisor's loop; a cell may be granted tools from any thread.
+    """
 
-    def close_cell(self, token: str | None) -> None:
-        """End what the cell may do; a call that comes later is refused."""
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        place: Mapping[str, Any],
+        *,
+        token: str,
+        kernel_id: str,
+        owner: Owner | None = None,
+    ) -> None:
+        self._supervisor = supervisor
+        self._place = place
+        self._token = token
+        self._kernel_id = kernel_id
+        self._owner = owner
+        self._listener: socket.socket | None = None
+        self._endpoint: dict[str, Any] = {}
+        self._is_closed = False
+        self._lock = threading.Lock()
+        self._grants: dict[str, ToolGrant] = {}
+        self._retired: OrderedDict[str, None] = OrderedDict()
+        self._connections: OrderedDict[_Connection, None] = OrderedDict()
+        self._delivered: str | None = None
 
-    async def close(self) -> None:
-        """End the bridge with its kernel."""
+    def open(self) -> None:
+        """Begin to listen; idempotent. Raises OSError."""
+        if self._listener is not None or self._is_closed:
+            return
+        listener, self._endpoint = _listen(self._place)
+        listener.setblocking(False)
+        self._listener = listener
+        asyncio.get_running_loop().add_reader(listener.fileno(), self._accept)
 
+    def grant(self, tools: CellTools) -> ToolGrant:
+        """Let a cell call tools until it is retired."""
+        grant = ToolGrant(tools, owner=self._owner, kernel_id=self._kernel_id, tell=self._supervisor.call)
+        with self._lock:
+            self._grants[grant.token] = grant
+        return grant
 
-class NoTools:
-    """The bridge of a kernel whose cells have no tools."""
+    def metadata(self, grant: ToolGrant) -> dict[str, Any]:
+        """Return what the request of the cell must carry; the catalogue too unless the kernel has it."""
+        tools = grant.tools.tools
+        content: dict[str, Any] = {"token": grant.token, "endpoint": self._endpoint, "digest": tools.digest}
+        if self._delivered != tools.digest:
+            content["catalogue"] = tools.catalogue
+        return content
 
-    async def open_cell(self) -> str | None:
-        """No tools, no token."""
+    def delivered(self, grant: ToolGrant) -> None:
+        """The cell has begun, so its kernel has the catalogue."""
+        self._delivered = grant.tools.tools.digest
+
+    def retire(self, grant: ToolGrant) -> tuple[ToolCallRecord, ...]:
+        """The cell is over; return the calls that it has made. Idempotent."""
+        with self._lock:
+            if self._grants.pop(grant.token, None) is not None:
+                self._retired[grant.token] = None
+            while len(self._retired) > REMEMBERED:
+                self._retired.popitem(last=False)
+        return grant.retire()
+
+    def close(self) -> None:
+        """End the bridge with its kernel; idempotent. A handler that runs on has nobody to answer to."""
+        self._is_closed = True
+        with self._lock:
+            grants, connections = list(self._grants.values()), list(self._connections)
+        for grant in grants:
+            self.retire(grant)
+        for connection in connections:
+            connection.hang_up()
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            asyncio.get_running_loop().remove_reader(listener.fileno())
+            listener.close()
+            _remove(self._endpoint)
+
+    def knows(self, hello: Hello) -> bool:
+        """Whether a connection comes from the kernel."""
+        return hmac.compare_digest(hello.token.encode("utf-8", "replace"), self._token.encode())
+
+    def serve(self, call: ToolCall, connection: "_Connection") -> ToolReply | None:
+        """Serve a call under the cell that its token names; None if the connection is of no use any more."""
+        with self._lock:
+            grant = self._grants.get(call.cell)
+            was_known = call.cell in self._retired
+        if grant is None:
+            text = RETIRED if was_known else UNKNOWN
+            return ToolReply(call.call_id, error=text, kind=Failure.REFUSED)
+        return grant.serve(call, connection)
+
+    def forget(self, connection: "_Connection") -> None:
+        """The connection is gone."""
+        with self._lock:
+            self._connections.pop(connection, None)
+
+    def _accept(self) -> None:
+        if self._listener is None:
+            return
+        try:
+            peer, _ = self._listener.accept()
+        except (BlockingIOError, ConnectionError):
+            return
+        except OSError as error:  # no descriptor is left: the connection stays in the backlog
+            _log.warning("kernel %s: cannot accept a connection: %s", self._kernel_id, error)
+            self._pause()
+            return
+        if not _is_own_user(peer):
+            _log.warning("kernel %s: another user has tried to connect", self._kernel_id)
+            peer.close()
+            return
+        connection = _Connection(self, peer)
+        with self._lock:
+            leaving = self._make_room()
+            crowded = len(self._connections) >= MAX_CONNECTIONS and leaving is None
+            if not crowded:
+                self._connections[connection] = None
+        if leaving is not None:
+            leaving.hang_up()
+        if crowded:
+            connection.cut_off(ToolReply(0, error=CROWDED, kind=Failure.REFUSED, closes=True))
+            connection.close()
+            return
+        connection.start()
+
+    def _pause(self) -> None:
+        """Do not accept for a moment: the listener stays readable, and the loop would turn on it."""
+        loop, listener = asyncio.get_running_loop(), self._listener
+        if listener is None:
+            return
+        loop.remove_reader(listener.fileno())
+
+        def resume() -> None:
+            if self._listener is not None:
+                loop.add_reader(self._listener.fileno(), self._accept)
+
+        loop.call_later(ACCEPT_AGAIN, resume)
+
+    def _make_room(self) -> "_Connection | None":
+        """Take out a connection that a new one may replace: a stranger, else one that nobody uses."""
+        if len(self._connections) < MAX_CONNECTIONS:
+            return None
+        now = time.monotonic()
+        for may_go in (_Connection.is_stranger, _Connection.is_idle):
+            for connection in self._connections:
+                if may_go(connection, now):
+                    del self._connections[connection]
+                    return connection
         return None
 
-    def close_cell(self, token: str | None) -> None:
-        """Nothing was granted."""
 
-    async def close(self) -> None:
-        """Nothing is open."""
+class _Connection:
+    """One connection and its thread."""
+
+    def __init__(self, bridge: KernelBridge, peer: socket.socket) -> None:
+        self._bridge = bridge
+        self._peer = peer
+        self._lock = threading.Lock()
+        self._is_known = False
+        self._serving = False
+        self._last_used = time.monotonic()
+        self._decoder = FrameDecoder()
+        self._frames: list[bytes] = []
+
+    def start(self) -> None:
+        """Read on a thread of its own."""
+        thread = threading.Thread(target=self._run, name="hermes-tools", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # the process can have no more of them
+            _log.warning("a tool connection is closed: %s", error)
+            self._bridge.forget(self)
+            self.close()
+
+    def is_stranger(self, now: float) -> bool:
+        """Whether it has not said who it is."""
+        return not self._is_known
+
+    def is_idle(self, now: float) -> bool:
+        """Whether nothing has been called on it for a while."""
+        return not self._serving and now - self._last_used > IDLE
+
+    def cut_off(self, reply: ToolReply) -> None:
+        """Answer for a handler that has not, without waiting, and read the connection no more."""
+        with self._lock:
+            try:
+                self._peer.settimeout(0)
+                self._peer.send(reply.encode())
+            except OSError:  # it is gone, or does not read
+                pass
+        self.hang_up()
+
+    def hang_up(self) -> None:
+        """End the connection; its thread notices, unless a handler keeps it."""
+        try:
+            self._peer.shutdown(socket.SHUT_RDWR)
+        except OSError:  # the other end was faster
+            pass
+        with self._lock:
+            if self._serving:
+                self.close()
+
+    def close(self) -> None:
+        """Close the descriptor."""
+        self._peer.close()
+
+    def _run(self) -> None:
+        try:
+            self._prepare()
+            if self._greet():
+                while (frame := self._read()) is not None and self._serve(frame):
+                    pass
+        except (OSError, WireError) as error:  # the peer is gone, or is no client of ours
+            _log.debug("a tool connection has ended: %s", error)
+        except Exception:  # noqa: BLE001  # the edge of the thread; the others go on
+            _log.exception("serving a tool connection")
+        finally:
+            self._bridge.forget(self)
+            self.close()
+
+    def _prepare(self) -> None:
+        self._peer.setblocking(True)
+        # A peer that does not read its answers must not keep the thread.
+        self._peer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(HALF_FRAME_TIMEOUT))
+        if self._peer.family == socket.AF_INET:
+            self._peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def _greet(self) -> bool:
+        """Read the first frame and answer it; return whether it was the right one."""
+        deadline = time.monotonic() + HALF_FRAME_TIMEOUT
+        try:
+            frame = self._read(deadline)
+            self._is_known = frame is not None and self._bridge.knows(Hello.parse(frame))
+        except WireError as error:
+            self._send(ToolReply(0, error=str(error), kind=Failure.REFUSED, closes=True).encode())
+            return False
+        if frame is not None:
+            refusal = None if self._is_known else UNAUTHORIZED
+            self._send(ToolReply(0, error=refusal, kind=Failure.REFUSED, closes=not self._is_known).encode())
+        return self._is_known
+
+    def _serve(self, frame: bytes) -> bool:
+        """Serve one frame; return whether the connection goes on."""
+        self._serving = True
+        tool = ""
+        try:
+            call = ToolCall.parse(frame)
+            tool = call.tool
+            reply = self._bridge.serve(call, self)
+        except BadCallError as error:
+            reply = ToolReply(error.call_id, error=f"no tool call: {error}", kind=Failure.REFUSED)
+        except WireError as error:
+            reply = ToolReply(0, error=f"no tool call: {error}", kind=Failure.REFUSED)
+        answer = None if reply is None else encoded(reply, tool)
+        with self._lock:
+            self._serving = False
+            self._last_used = time.monotonic()
+        if answer is None:
+            return False
+        self._send(answer)
+        return True
+
+    def _send(self, data: bytes) -> None:
+        self._peer.sendall(data)
+
+    def _read(self, deadline: float | None = None) -> bytes | None:
+        """Return the next frame, None at the end. One that has begun must be whole within its time."""
+        if self._frames:
+            return self._frames.pop(0)
+        while True:
+            if deadline is None and self._decoder.has_part:
+                deadline = time.monotonic() + HALF_FRAME_TIMEOUT
+            if deadline is not None:
+                self._peer.settimeout(max(deadline - time.monotonic(), 0.001))
+            try:
+                data = self._peer.recv(READ_SIZE)
+            except TimeoutError:
+                raise WireError("half a frame, and then silence") from None
+            finally:
+                if deadline is not None:
+                    self._peer.settimeout(None)
+            if not data:
+                return None
+            try:
+                self._frames = self._decoder.feed(data)
+            except WireError as error:
+                self._send(ToolReply(0, error=str(error), kind=Failure.REFUSED, closes=True).encode())
+                raise
+            if self._frames:
+                return self._frames.pop(0)
+
+
+def _listen(place: Mapping[str, Any]) -> tuple[socket.socket, dict[str, Any]]:
+    """Make the listening socket; return it and its address, as the kernel is told it."""
+    if place.get("transport") == "unix" and hasattr(socket, "AF_UNIX"):
+        path = str(place["path"])
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listener.bind(path)
+            os.chmod(path, 0o600)
+            listener.listen(BACKLOG)
+        except OSError:
+            listener.close()
+            raise
+        return listener, {"transport": "unix", "path": path}
+    listener = socket.create_server((LOOPBACK, 0), backlog=BACKLOG)
+    return listener, {"transport": "tcp", "ip": LOOPBACK, "port": listener.getsockname()[1]}
+
+
+def _remove(endpoint: Mapping[str, Any]) -> None:
+    if endpoint.get("transport") == "unix":
+        try:
+            os.unlink(endpoint["path"])
+        except OSError:  # the directory has gone with its kernel
+            pass
+
+
+def _is_own_user(peer: socket.socket) -> bool:
+    """Whether the other end belongs to this user; True where the system does not say."""
+    if sys.platform != "linux" or peer.family != socket.AF_UNIX:
+        return True
+    credentials = struct.Struct("3i")
+    raw = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, credentials.size)
+    return bool(credentials.unpack(raw)[1] == os.getuid())
+
+
+def _timeval(seconds: float) -> bytes | int:
+    if sys.platform == "win32":
+        return int(seconds * 1000)
+    return struct.pack("@ll", int(seconds), 0)

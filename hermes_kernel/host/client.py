@@ -2,11 +2,12 @@
 
 import time
 from queue import Empty
-from typing import Any
+from typing import Any, Protocol
 
 import zmq.asyncio
 from jupyter_client.asynchronous.client import AsyncKernelClient
 from jupyter_client.session import Session
+from traitlets import Any as AnyTrait
 from traitlets import Instance, Unicode, default
 
 from .supervisor import SOCKET_OPTIONS
@@ -26,10 +27,24 @@ def client_context() -> zmq.asyncio.Context:
 OWNERS_REQUESTS = frozenset({"execute_request", "interrupt_request", "shutdown_request"})
 
 
+class CellWatch(Protocol):
+    """Grants tools to the cells of one client, as long as its own messages show that they run."""
+
+    def begin(self, msg_id: str) -> dict[str, Any] | None:
+        """A cell is about to be sent; return what its request carries, None for no tools."""
+
+    def observe(self, msg_type: str, parent_id: str | None, content: dict[str, Any]) -> None:
+        """A message has come."""
+
+    def end(self) -> None:
+        """The client hears no more."""
+
+
 class OwnerSession(Session):
     """A session whose requests show that they come from the kernel's owner."""
 
     owner_secret = Unicode()
+    cells: CellWatch | None = AnyTrait(None)  # type: ignore[assignment]
 
     def msg(
         self,
@@ -43,6 +58,18 @@ class OwnerSession(Session):
         message: dict[str, Any] = super().msg(msg_type, content, parent, header, metadata)
         if msg_type in OWNERS_REQUESTS and self.owner_secret:
             message["metadata"].setdefault("hermes", {})["owner_secret"] = self.owner_secret
+        if self.cells is not None and msg_type == "execute_request" and not (content or {}).get("silent"):
+            tools = self.cells.begin(message["header"]["msg_id"])
+            if tools is not None:
+                message["metadata"].setdefault("hermes", {})["tools"] = tools
+        return message
+
+    def deserialize(self, msg_list: list[Any], content: bool = True, copy: bool = True) -> dict[str, Any]:
+        """Read a message; what it says of a cell is looked at on its way."""
+        message: dict[str, Any] = super().deserialize(msg_list, content, copy)
+        if self.cells is not None and content:
+            parent = message["parent_header"].get("msg_id")
+            self.cells.observe(message["header"]["msg_type"], parent, message["content"])
         return message
 
 
@@ -66,6 +93,12 @@ class HermesKernelClient(AsyncKernelClient):
     ) -> None:
         """Start the channels; no heartbeat unless asked for: the manager knows whether the process lives."""
         super().start_channels(shell=shell, iopub=iopub, stdin=stdin, hb=hb, control=control)
+
+    def stop_channels(self) -> None:
+        """Stop the channels; what its cells may call ends with what it can hear of them."""
+        super().stop_channels()
+        if isinstance(self.session, OwnerSession) and self.session.cells is not None:
+            self.session.cells.end()
 
     async def _async_wait_for_ready(self, timeout: float | None = None) -> None:
         """Wait for the kernel's first answer, and for a message that shows that IOPub is subscribed.

@@ -14,13 +14,13 @@ from ..cell.execution import cut_before_run
 from ..cell.outputs import OutputCollector
 from ..cell.result import CellResult, KernelReport, cell_result
 from ..cell.status import CellStatus, Fate, Phase
-from ..errors import KernelStartError
+from ..errors import HermesKernelError, KernelStartError
 from ..lifecycle.info import KernelInfo, KernelState
 from ..lifecycle.key import Owner
 from ..lifecycle.loss import Loss
 from ..lifecycle.population import KernelPopulation, KernelRecord
 from ..process.launch import Launcher
-from .bridge import NoTools
+from .bridge import KernelBridge
 from .cut import Cut
 from .manager import HermesKernelManager
 from .options import Call, RegistryOptions
@@ -34,6 +34,11 @@ MAX_ATTEMPTS = 5
 TEAR_DOWN_WAIT = 1.0  # seconds that a result waits for its kernel to be gone
 START_MARGIN = 1.0  # seconds beyond the start's own bound until its launcher counts as silent
 SETTLE_TIMEOUT = 10.0  # seconds for the calls of a registry that closes to have their results
+
+WAITS_FOR_ITSELF = (
+    "a tool of the cell that runs on this kernel has called execute for the same kernel, and would wait for "
+    "itself; give another owner. Not run"
+)
 
 _LOSS_OF = {
     CellStatus.TIMED_OUT: Loss.TIMED_OUT,
@@ -140,6 +145,7 @@ class OwnedKernels:
         if calls := self._calls - {asyncio.current_task()}:
             await asyncio.wait(calls, timeout=SETTLE_TIMEOUT)
         await asyncio.gather(*self._endings, return_exceptions=True)
+        await self._options.handlers.close()
 
     async def _execute(self, call: Call, cut: Cut) -> CellResult:
         loop = asyncio.get_running_loop()
@@ -156,6 +162,8 @@ class OwnedKernels:
             reset = False
             reused = kernel.session is not None and kernel.starting is None
             try:
+                if kernel.kernel_id in call.serving and kernel.running is not None:
+                    raise HermesKernelError(WAITS_FOR_ITSELF)
                 turn = await kernel.queue.enter(cut, queue_deadline)
                 if turn is Turn.KERNEL_GONE:
                     continue
@@ -204,7 +212,7 @@ class OwnedKernels:
             loss = None if record.has_state else telling.loss
         ran = False
         try:
-            outcome = await session.run(call.request, cut, queue_deadline)
+            outcome = await session.run(call.request, cut, queue_deadline, tools=call.tools)
             ran = isinstance(outcome, CellOutcome)
             record.has_state = record.has_state or ran
         finally:
@@ -312,8 +320,15 @@ class OwnedKernels:
         if launched is None:
             raise KernelStartError("the kernel's manager was shut down while it started; call again")
         secret = kernel.manager.owner_secret
+        bridge = KernelBridge(
+            self._supervisor,
+            launched.bridge,
+            token=kernel.manager.bridge_token,
+            kernel_id=kernel.kernel_id,
+            owner=call.key.owner,
+        )
         session = kernel.session = KernelSession(
-            self._supervisor, self._launcher, launched, NoTools(), owner_secret=secret
+            self._supervisor, self._launcher, launched, bridge, owner_secret=secret
         )
         session.on_end(lambda: self._on_end(kernel))
         await session.ready(deadline)
@@ -424,4 +439,5 @@ def _result(
         signal=None if ended is None else ended.signal,
         lost_bytes=outcome.lost_bytes,
         note=outcome.note,
+        tool_calls=outcome.tool_calls,
     )

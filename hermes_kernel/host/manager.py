@@ -5,6 +5,7 @@ import os
 import secrets
 import sys
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import zmq.asyncio
@@ -15,13 +16,19 @@ from jupyter_client.session import Session, new_id
 from traitlets import Any as AnyTrait
 from traitlets import Bool, Dict, Float, Instance, Type, Unicode, default
 
+from ..cell.tools import ToolSet
 from ..errors import ConfigError, HermesKernelError, KernelStartError
+from ..limits import Limits, checked_call_limit
 from ..process import interpreter
 from ..process.environment import EnvPolicy
 from ..process.launch import Launched, Launcher
 from ..process.local import LocalLauncher
 from ..wire import PACKER, UNPACKER
+from .bridge import KernelBridge
 from .client import HermesKernelClient, OwnerSession, client_context
+from .clientcells import ClientCells
+from .grant import CellTools
+from .handlers import HandlerLoop
 from .provisioner import HermesProvisioner, LaunchTerms
 from .supervised import SupervisedLauncher
 from .supervisor import Supervisor
@@ -36,6 +43,9 @@ class HermesKernelManager(AsyncKernelManager):
     the interpreter (a path or a name; default: this one). Nothing that it promises runs on the caller's event
     loop, so it may be started under one ``asyncio.run`` and used under another.
 
+    ``tools`` (see ``ToolSet.of``) can be called by the cells of its clients, ``max_tool_calls`` times a cell
+    (None = no limit).
+
     Raises ConfigError for an interpreter that cannot run a kernel, KernelStartError if the kernel does not
     come up; then nothing is left of it.
     """
@@ -48,6 +58,7 @@ class HermesKernelManager(AsyncKernelManager):
     private_cwd = Bool(False, help="Whether a kernel without a directory gets one of its own.")
     start_timeout = Float(30.0, help="Seconds for the launch to be done.").tag(config=True)
     restartable = Bool(True, help="Whether the kernel is this manager's to restart, not a registry's.")
+    bridge_token = Unicode(help="What proves to the tool bridge that a connection comes from the kernel.")
     options = Dict(help="More of what the kernel is told in its private connection file.")
 
     client_factory = Type(HermesKernelClient)
@@ -58,12 +69,17 @@ class HermesKernelManager(AsyncKernelManager):
         # A notebook's own kernel name says how it was written, not who runs it now.
         kwargs.pop("kernel_name", None)
         python = kwargs.pop("python", None)
+        tools = ToolSet.of(kwargs.pop("tools", ()))
+        calls = checked_call_limit("max_tool_calls", kwargs.pop("max_tool_calls", Limits().max_tool_calls))
         super().__init__(**kwargs)
         self.kernel_name = KERNEL_NAME
         self.python = interpreter.resolve(python or self.python or None)
         self._own_supervisor: Supervisor | None = None
         self._own_launcher: Launcher | None = None
         self._kept_connection: dict[str, Any] | None = None
+        self._handlers = HandlerLoop()
+        self._tools = CellTools(tools, calls, loop=self._handlers.get) if tools.tools else None
+        self._bridge: KernelBridge | None = None
 
     @default("transport")
     def _default_transport(self) -> str:
@@ -77,6 +93,10 @@ class HermesKernelManager(AsyncKernelManager):
     @default("cache_ports")
     def _default_cache_ports(self) -> bool:
         return False
+
+    @default("bridge_token")
+    def _default_bridge_token(self) -> str:
+        return secrets.token_urlsafe(32)
 
     @default("session")
     def _default_session(self) -> Session:
@@ -104,6 +124,7 @@ class HermesKernelManager(AsyncKernelManager):
                 "ends_on_exit": True,
                 "owner_secret": self.owner_secret,
                 "allow_magics": self.allow_magics,
+                "bridge_token": self.bridge_token,
                 **self.options,
             },
             socket_dir=self.socket_dir,
@@ -130,6 +151,8 @@ class HermesKernelManager(AsyncKernelManager):
         if "session" not in kwargs:
             session = self.session.clone()
             session.session = new_id()
+            if self._tools is not None and isinstance(session, OwnerSession):
+                session.cells = ClientCells(self._tools, lambda: self._bridge)
             kwargs["session"] = session
         return super().client(**kwargs)  # type: ignore[return-value]
 
@@ -155,6 +178,7 @@ class HermesKernelManager(AsyncKernelManager):
             command, launch = await self._async_pre_start_kernel(**kwargs)
             await self._async_launch_kernel(command, **launch)
             await self._async_post_start_kernel(**launch)
+            await self._open_bridge()
         except BaseException as error:
             ready.set_exception(error)
             await self._async_cleanup_resources()
@@ -182,6 +206,7 @@ class HermesKernelManager(AsyncKernelManager):
             await self.provisioner.wait()
 
     async def _async_cleanup_resources(self, restart: bool = False) -> None:
+        await self._close_bridge()
         launched = self.launched
         self._kept_connection = dict(launched.connection) if restart and launched is not None else None
         await super()._async_cleanup_resources(restart=restart)
@@ -199,11 +224,33 @@ class HermesKernelManager(AsyncKernelManager):
             launcher: Launcher = self.launcher
             return launcher
         if self._own_launcher is None:
-            self._own_supervisor = Supervisor("hermes-kernel-manager")
-            self._own_launcher = SupervisedLauncher(self._own_supervisor, LocalLauncher())
+            self._own_launcher = SupervisedLauncher(self._use_supervisor(), LocalLauncher())
         return self._own_launcher
 
+    def _use_supervisor(self) -> Supervisor:
+        if self._own_supervisor is None:
+            self._own_supervisor = Supervisor("hermes-kernel-manager")
+        return self._own_supervisor
+
+    async def _open_bridge(self) -> None:
+        """Listen for the tool calls of the kernel's cells, if they have tools."""
+        launched = self.launched
+        if self._tools is None or launched is None:
+            return
+        supervisor = self._use_supervisor()
+        bridge = KernelBridge(
+            supervisor, launched.bridge, token=self.bridge_token, kernel_id=str(self.kernel_id)
+        )
+        await supervisor.run(_called(bridge.open))
+        self._bridge = bridge
+
+    async def _close_bridge(self) -> None:
+        bridge, self._bridge = self._bridge, None
+        if bridge is not None and self._own_supervisor is not None and not self._own_supervisor.closed:
+            await self._own_supervisor.run(_called(bridge.close))
+
     async def _close_launcher(self) -> None:
+        await self._handlers.close()
         supervisor, self._own_supervisor, self._own_launcher = self._own_supervisor, None, None
         if supervisor is not None:
             await supervisor.aclose()
@@ -221,3 +268,7 @@ class HermesKernelManager(AsyncKernelManager):
             warnings.warn("a kernel was not shut down", ResourceWarning, stacklevel=2)
             supervisor.abandon()
         super().__del__()
+
+
+async def _called(function: Callable[[], object]) -> None:
+    function()

@@ -1,20 +1,27 @@
 """What a registry and a call may be told, checked before anything is started."""
 
+import asyncio
+import contextvars
 import difflib
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypedDict
 
+from ..cell.events import CellEvent
 from ..cell.request import CellRequest, CellTimes
+from ..cell.tools import ToolSet
 from ..errors import ConfigError
 from ..lifecycle.key import KernelKey, Owner
-from ..limits import UNSET, Limits, Unset, checked_time_limit, not_available
+from ..limits import UNSET, Limits, Unset, checked_call_limit, checked_time_limit, not_available
 from ..process import interpreter
 from ..process.environment import EnvPolicy, scrub
 from ..process.local import check_cwd, environment_now
 from ..process.staging import check_socket_dir
+from .grant import SERVING, CellTools
+from .handlers import HandlerLoop
 
 
 class RegistryArguments(TypedDict, total=False):
@@ -23,7 +30,9 @@ class RegistryArguments(TypedDict, total=False):
     ``env_passthrough``: names of variables that the kernels may see besides the safe ones, or a function
     that says so of a name. ``resolve_env(name, value)`` gives such a variable's value (None: it is left
     out); both are called on the thread that calls ``execute``. ``bootstrap``: code run before the first cell
-    of every kernel. ``socket_dir``: where the kernels' sockets are to stand.
+    of every kernel. ``socket_dir``: where the kernels' sockets are to stand. ``capture_context`` is called on
+    the thread that calls ``execute`` and returns a *runner*: ``runner(fn)`` runs ``fn`` with what of that
+    thread's the tools need besides its context variables (thread-locals), and returns what ``fn`` returns.
     """
 
     limits: Limits
@@ -46,7 +55,9 @@ class CallArguments(TypedDict, total=False):
     ``timeout`` in seconds, None or 0 = none. ``reset``: begin with a fresh kernel; a cell that runs on the
     old one finishes there. ``pinned``: neither the cap nor idleness ends the kernel. ``python``: the
     interpreter, by path or name. ``cwd``: the working directory; None = one of the kernel's own.
-    ``variant``: what else tells this kernel from others of its owner.
+    ``variant``: what else tells this kernel from others of its owner. ``tools``: what the cell can call as
+    ``hermes_tools.name(...)`` (see ``ToolSet.of``), ``max_tool_calls`` how often in all; None = no limit.
+    ``on_event`` is told of each call on the registry's own thread, and must return at once.
     """
 
     tools: Any
@@ -57,16 +68,13 @@ class CallArguments(TypedDict, total=False):
     python: str | os.PathLike[str] | None
     cwd: str | os.PathLike[str] | None
     variant: tuple[str, ...]
-    on_event: Callable[[Any], None] | None
+    on_event: Callable[[CellEvent], None] | None
 
 
 _LATER_OF_REGISTRY: dict[str, Any] = {
-    "secrets": (), "expose": False, "transcript": None, "protect_host": False,
-    "capture_context": None, "clean": None,
+    "secrets": (), "expose": False, "transcript": None, "protect_host": False, "clean": None,
 }  # fmt: skip
-_LATER_OF_CALL: dict[str, Any] = {
-    "tools": (), "max_tool_calls": UNSET, "on_event": None,
-}  # fmt: skip
+REMEMBERED_TOOL_SETS = 64
 
 
 @dataclass(frozen=True)
@@ -79,6 +87,32 @@ class Call:
     env_policy: EnvPolicy
     reset: bool = False
     pinned: bool = False
+    tools: CellTools | None = None
+    serving: frozenset[str] = frozenset()
+
+
+class ToolSets:
+    """The tool sets of the last calls: a caller gives the same tools with every cell."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: dict[tuple[int, ...], tuple[list[Any], ToolSet]] = {}
+
+    def of(self, given: object) -> ToolSet:
+        """Return the tools as a ToolSet; raises ConfigError."""
+        if not isinstance(given, list | tuple):
+            return ToolSet.of(given)
+        key = tuple(map(id, given))  # of objects that are kept here, so no other has their place
+        with self._lock:
+            known = self._known.get(key)
+        if known is not None:
+            return known[1]
+        tools = ToolSet.of(given)
+        with self._lock:
+            self._known[key] = list(given), tools
+            if len(self._known) > REMEMBERED_TOOL_SETS:
+                del self._known[next(iter(self._known))]
+        return tools
 
 
 @dataclass(frozen=True)
@@ -89,8 +123,11 @@ class RegistryOptions:
     env_passthrough: tuple[str, ...] | Callable[[str], bool] = ()
     resolve_env: Callable[[str, str | None], str | None] | None = None
     allow_magics: bool = True
+    capture_context: Callable[[], Callable[[Callable[[], Any]], Any]] | None = None
     bootstrap: str | None = None
     socket_dir: str | None = None
+    handlers: HandlerLoop = field(default_factory=HandlerLoop, init=False)
+    _tool_sets: ToolSets = field(default_factory=ToolSets, init=False)
 
     @classmethod
     def of(cls, arguments: RegistryArguments) -> "RegistryOptions":
@@ -109,14 +146,26 @@ class RegistryOptions:
         resolve_env = given.get("resolve_env")
         if resolve_env is not None and not callable(resolve_env):
             raise ConfigError(f"resolve_env={resolve_env!r} cannot be called; give a function")
+        capture = given.get("capture_context")
+        if capture is not None and not callable(capture):
+            raise ConfigError(f"capture_context={capture!r} cannot be called; give a function")
         given["env_passthrough"] = _checked_passthrough(given.get("env_passthrough", ()))
-        own = {known.name for known in fields(cls)}
+        own = {known.name for known in fields(cls) if known.init}
         return cls(**{key: value for key, value in given.items() if key in own and value is not None})
 
-    def call(self, code: str, owner: str | Owner, arguments: CallArguments) -> Call:
-        """Check one call, on the calling thread; raises ConfigError, and nothing was started then."""
+    def call(
+        self,
+        code: str,
+        owner: str | Owner,
+        arguments: CallArguments,
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> Call:
+        """Check one call, on the calling thread; raises ConfigError, and nothing was started then.
+
+        *loop* is the caller's own, for tools that are ``async``.
+        """
         given: dict[str, Any] = dict(arguments)
-        _check_names(given, CallArguments, _LATER_OF_CALL)
+        _check_names(given, CallArguments, {})
         cwd = given.get("cwd")
         key = KernelKey(
             Owner.of(owner),
@@ -133,6 +182,27 @@ class RegistryOptions:
             policy,
             reset=_checked_switch("reset", given.get("reset", False)),
             pinned=_checked_switch("pinned", given.get("pinned", False)),
+            tools=self._tools(given, loop),
+            serving=SERVING.get(),
+        )
+
+    def _tools(self, given: Mapping[str, Any], loop: asyncio.AbstractEventLoop | None) -> CellTools | None:
+        """Capture what the cell's tools need of the calling thread; None if it has no tools."""
+        limit = given.get("max_tool_calls", UNSET)
+        limit = self.limits.max_tool_calls if limit is UNSET else checked_call_limit("max_tool_calls", limit)
+        on_event = given.get("on_event")
+        if on_event is not None and not callable(on_event):
+            raise ConfigError(f"on_event={on_event!r} cannot be called; give a function")
+        tools = self._tool_sets.of(given.get("tools", ()))
+        if not tools.tools:
+            return None
+        return CellTools(
+            tools,
+            limit,
+            loop=self.handlers.get if loop is None else lambda: loop,
+            context=contextvars.copy_context(),
+            runner=None if self.capture_context is None else _checked_runner(self.capture_context()),
+            on_event=on_event,
         )
 
     def _times(self, timeout: Any) -> CellTimes:
@@ -166,6 +236,13 @@ class RegistryOptions:
                     f"resolve_env gave a {type(value).__name__} for {name!r}; give a string or None"
                 )
         return EnvPolicy(frozenset(names), values, frozenset(withheld))
+
+
+def _checked_runner(runner: Any) -> Callable[[Callable[[], Any]], Any]:
+    if not callable(runner):
+        raise ConfigError(f"capture_context() gave {runner!r}; let it return a function runner(fn)")
+    checked: Callable[[Callable[[], Any]], Any] = runner
+    return checked
 
 
 def _checked_passthrough(given: Any) -> tuple[str, ...] | Callable[[str], bool]:

@@ -65,7 +65,7 @@ class KernelRegistry(RegistryBase):
         Cancelling the awaiting task interrupts the cell. Keyword arguments: see ``CallArguments``. Raises
         ConfigError (nothing was started) and KernelStartError.
         """
-        call = self._options.call(code, owner, arguments)
+        call = self._options.call(code, owner, arguments, asyncio.get_running_loop())
         cut = Cut()
         return await self._await(self._kernels.execute(call, cut), cut)
 

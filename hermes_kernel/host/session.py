@@ -14,12 +14,14 @@ from ..cell.execution import CellExecution, Settlement
 from ..cell.message import Message
 from ..cell.outputs import OutputCollector, StreamName, stream_end
 from ..cell.request import CellRequest, CellTimes
+from ..cell.result import ToolCallRecord
 from ..cell.status import CellStatus, Fate
 from ..errors import HermesKernelError, KernelStartError
 from ..process.launch import KernelExit, Launched, Launcher, StreamRest
-from .bridge import ToolBridge
+from .bridge import KernelBridge
 from .connection import KernelConnection
 from .cut import Cut
+from .grant import CellTools, ToolGrant
 from .supervisor import Supervisor
 
 DRAIN = 0.5  # seconds for what a kernel had sent before it ended to arrive
@@ -43,6 +45,10 @@ class KernelGoneError(HermesKernelError):
     """The kernel was gone before the code could be sent: nothing has run."""
 
 
+class BridgeError(HermesKernelError):
+    """The host's end of the tool bridge cannot be opened: nothing has run."""
+
+
 @dataclass(frozen=True)
 class CellOutcome:
     """A settled cell: how it ended, what it showed, and how the kernel ended if it did."""
@@ -52,6 +58,7 @@ class CellOutcome:
     exit: KernelExit | None = None
     note: str | None = None
     lost_bytes: Mapping[str, int] = field(default_factory=dict)
+    tool_calls: tuple[ToolCallRecord, ...] = ()
 
 
 class KernelSession:
@@ -65,7 +72,7 @@ class KernelSession:
         supervisor: Supervisor,
         launcher: Launcher,
         launched: Launched,
-        bridge: ToolBridge,
+        bridge: KernelBridge,
         *,
         owner_secret: str,
     ) -> None:
@@ -147,22 +154,24 @@ class KernelSession:
         raise self._start_error(f"the bootstrap code failed: {what}", ended)
 
     async def run(
-        self, request: CellRequest, cut: Cut, queue_deadline: float = math.inf
+        self,
+        request: CellRequest,
+        cut: Cut,
+        queue_deadline: float = math.inf,
+        *,
+        tools: CellTools | None = None,
     ) -> CellOutcome | CellStatus:
         """Run one cell to its settlement. If its fate is END, the tree is gone when this returns.
 
-        A cell of another client is waited for until *queue_deadline* (loop time): TIMED_OUT or INTERRUPTED
-        if our code was not sent by then. Raises KernelGoneError if the kernel ended before the cell began.
+        The cell may call *tools* while it runs. A cell of another client is waited for until
+        *queue_deadline* (loop time): TIMED_OUT or INTERRUPTED if our code was not sent by then. Raises
+        KernelGoneError if the kernel ended before the cell began.
         """
         if self._exit.done():
             raise KernelGoneError(f"{self._launched.handle} has ended")
         if (waited := await self._wait_for_others(cut, queue_deadline)) is not None:
             return waited
-        token = await self._bridge.open_cell()
-        try:
-            outcome = await self._execute(request.code, request.times, cut, queue_deadline, token=token)
-        finally:
-            self._bridge.close_cell(token)
+        outcome = await self._run_with_tools(request, cut, queue_deadline, tools)
         settlement = outcome.settlement
         if settlement.status is CellStatus.DIED and not settlement.ran:
             raise KernelGoneError(f"{self._launched.handle} ended before the cell began")
@@ -175,7 +184,8 @@ class KernelSession:
         note = REJECTED if self._rejected else None
         if settlement.fate is Fate.KEEP:
             return replace(outcome, settlement=settlement, note=note)
-        return replace(await self._last_words(settlement, outcome.outputs), note=note)
+        outcome = replace(outcome, settlement=settlement, note=note)
+        return await self._last_words(outcome)
 
     async def kill(self) -> None:
         """End the kernel process and its tree; a cell that runs is settled by that."""
@@ -187,7 +197,7 @@ class KernelSession:
         await asyncio.wait({self._exit}, timeout=END_TIMEOUT)
         self._exit.cancel()
         self._connection.close()
-        await self._bridge.close()
+        self._bridge.close()
 
     def take_foreign_cells(self) -> int:
         """Return how many cells of other clients have run since this was asked last."""
@@ -212,6 +222,25 @@ class KernelSession:
             await self._wait(deadline, cut)
         return None
 
+    async def _run_with_tools(
+        self, request: CellRequest, cut: Cut, queue_deadline: float, tools: CellTools | None
+    ) -> CellOutcome:
+        """Run the cell; its right to call tools begins with its request and ends with its settlement."""
+        if tools is None:
+            return await self._execute(request.code, request.times, cut, queue_deadline)
+        try:
+            self._bridge.open()
+        except OSError as error:
+            raise BridgeError(f"the tools cannot be offered to the kernel: {error}; not run") from error
+        grant = self._bridge.grant(tools)
+        try:
+            outcome = await self._execute(request.code, request.times, cut, queue_deadline, grant=grant)
+        finally:
+            calls = self._bridge.retire(grant)
+        if outcome.settlement.execution_count is not None:
+            self._bridge.delivered(grant)
+        return replace(outcome, tool_calls=calls)
+
     async def _execute(
         self,
         code: str,
@@ -220,7 +249,7 @@ class KernelSession:
         queue_deadline: float,
         *,
         silent: bool = False,
-        token: str | None = None,
+        grant: ToolGrant | None = None,
     ) -> CellOutcome:
         content = {
             "code": code,
@@ -231,8 +260,8 @@ class KernelSession:
             "stop_on_error": False,
         }
         hermes: dict[str, Any] = {"tell_start": True}
-        if token is not None:
-            hermes["token"] = token
+        if grant is not None:
+            hermes["tools"] = self._bridge.metadata(grant)
         metadata = {"hermes": hermes}
         try:
             msg_id = self._connection.send("shell", "execute_request", content, metadata)
@@ -291,9 +320,9 @@ class KernelSession:
             return settlement
         return replace(settlement, fate=Fate.END)
 
-    async def _last_words(self, settlement: Settlement, outputs: OutputCollector) -> CellOutcome:
-        """End the kernel and add to *outputs* what it had written and not sent."""
-        if settlement.status is CellStatus.EXITED:
+    async def _last_words(self, outcome: CellOutcome) -> CellOutcome:
+        """End the kernel and add to the outputs what it had written and not sent."""
+        if outcome.settlement.status is CellStatus.EXITED:
             await asyncio.wait({self._exit}, timeout=EXIT_WAIT)
         ending = asyncio.create_task(self.kill())
         done, _ = await asyncio.wait({self._exit}, timeout=LAST_WORDS)
@@ -303,9 +332,9 @@ class KernelSession:
             ends: dict[StreamName, StreamRest] = {"stdout": ended.stdout, "stderr": ended.stderr}
             for name, end in ends.items():
                 missing = end.total - self._positions[name]
-                lost[name] = outputs.add_rest(name, missing, end.rest, end.undrained)
+                lost[name] = outcome.outputs.add_rest(name, missing, end.rest, end.undrained)
         await asyncio.wait({ending}, timeout=LAST_WORDS)
-        return CellOutcome(settlement, outputs, ended, lost_bytes=lost)
+        return replace(outcome, exit=ended, lost_bytes=lost)
 
     async def _end_disconnected(self) -> None:
         """A channel is gone. Most often the process is about to be; one that lives on is of no use."""

@@ -208,6 +208,7 @@ class HermesKernelApp(IPKernelApp):
         if not self.ignore_cwd:
             make_working_directory_importable()
         self.kernel.owner_secret = str(self.options.get("owner_secret", ""))
+        self.kernel.tools.client.bind(str(self.options.get("bridge_token", "")))
 
     def _log_to(self, path: Path) -> None:
         """Let log messages go to a file of the kernel's, not into a cell."""

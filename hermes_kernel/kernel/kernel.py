@@ -14,8 +14,10 @@ from ipykernel.ipkernel import IPythonKernel
 from IPython.core.error import StdinNotImplementedError
 from traitlets import Bool, Instance, Type, Unicode, default
 
+from .context import CELL, Cell, carry_cell_into_threads
 from .outputs import OutputLog
 from .shell import CellCompiler, HermesShell, safe_str
+from .tools import HermesTools
 
 NOBODY = (
     "nobody can answer: this code runs for a program, without a terminal. "
@@ -46,6 +48,7 @@ class HermesKernel(IPythonKernel):
         super().__init__(**kwargs)
         self._pid = os.getpid()
         self._runs_for_owner = True
+        self.tools = HermesTools()
         self._aborting_sessions: set[str] = set()
         sys.breakpointhook = self.breakpoint
 
@@ -67,6 +70,7 @@ class HermesKernel(IPythonKernel):
     def start(self) -> None:
         """Begin to serve."""
         super().start()
+        carry_cell_into_threads()
         self._wake_on_signals()
 
     async def execute_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
@@ -80,7 +84,19 @@ class HermesKernel(IPythonKernel):
             self.session.send(stream, "hermes_cell_started", {}, parent=parent, ident=ident)
             if hasattr(stream, "flush"):
                 stream.flush(zmq.POLLOUT)
-        await super().execute_request(stream, ident, parent)
+        token = CELL.set(self._cell_of(parent))
+        try:
+            await super().execute_request(stream, ident, parent)
+        finally:
+            CELL.reset(token)
+
+    def _cell_of(self, parent: dict[str, Any]) -> Cell | None:
+        """Return what the cell may call, None for nothing; only the owner's cells may call tools."""
+        if not self.has_owner or self.cell_is_foreign or parent["content"].get("silent"):
+            return None
+        hermes = parent["metadata"].get("hermes")
+        given = hermes.get("tools") if isinstance(hermes, dict) else None
+        return self.tools.enter(given, self.shell.user_ns)
 
     async def do_execute(self, code: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Run the code. Whatever it does there is a reply, and a forked child of it never comes back here."""

@@ -57,13 +57,18 @@ class KernelHandle:
 
 @dataclass(frozen=True)
 class Launched:
-    """A kernel process that exists. ``connection`` is a secret: it holds the signing key."""
+    """A kernel process that exists. ``connection`` is a secret: it holds the signing key.
+
+    ``bridge`` says where the kernel can reach the host's end of the tool bridge: the place of a socket, or
+    nothing for a port of this machine's.
+    """
 
     handle: KernelHandle
     pid: int
     argv: tuple[str, ...]
     connection: Mapping[str, Any]
     connection_file: str
+    bridge: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

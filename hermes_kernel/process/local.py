@@ -94,7 +94,14 @@ class LocalLauncher:
         handle = KernelHandle(NODE, spec.kernel_id, next(self._incarnations))
         exited = asyncio.create_task(_exit_of(process, staging), name=f"exit of {handle}")
         self._kernels[handle] = _Kernel(staging, process, exited)
-        return Launched(handle, process.pid, argv, connection, str(staging.connection_file))
+        return Launched(
+            handle,
+            process.pid,
+            argv,
+            connection,
+            str(staging.connection_file),
+            bridge={"transport": "unix", "path": str(staging.tool_socket)},
+        )
 
     async def ended(self, handle: KernelHandle) -> KernelExit:
         """Wait until the kernel process is gone and say how."""

@@ -102,6 +102,11 @@ class Staging:
         """The kernel's own IPYTHONDIR: nobody's startup files, nobody's history."""
         return self.path / "ipython"
 
+    @property
+    def tool_socket(self) -> Path:
+        """Where the host listens for the tool calls of the cells."""
+        return self.sockets.with_name(f"{self.sockets.name}-t")
+
     def ipc_addresses(self) -> dict[str, Any]:
         """Return the connection info of sockets in this directory."""
         ports = {f"{channel}_port": number for number, channel in enumerate(_CHANNELS, start=1)}

@@ -162,7 +162,6 @@ def test_choices_have_names_and_others_are_refused() -> None:
 
 
 LATER_LIMITS = {
-    "max_tool_calls": 3,
     "output_bytes": 1000,
     "stderr_bytes": 1000,
     "spill_bytes": 0,
@@ -178,13 +177,7 @@ LATER_REGISTRY = {
     "expose": True,
     "transcript": "talk.ipynb",
     "protect_host": True,
-    "capture_context": lambda: None,
     "clean": str,
-}
-LATER_CALL = {
-    "tools": [print],
-    "max_tool_calls": 3,
-    "on_event": print,
 }
 
 
@@ -198,11 +191,6 @@ def test_what_this_version_lacks_is_refused_by_name(make_registry: REGISTRY) -> 
     for name, value in LATER_REGISTRY.items():
         with refused(lacking, name):
             make_registry(**{name: value})
-    registry = make_registry()
-    for name, value in LATER_CALL.items():
-        with refused(lacking, name, by=registry):
-            registry.execute("1", owner="a", **{name: value})
-    works(registry)
 
 
 def test_the_default_of_every_name_may_be_given(make_registry: REGISTRY) -> None:

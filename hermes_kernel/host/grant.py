@@ -1,0 +1,250 @@
+"""What one cell was granted: its tools, its budget and its caller's context, until the cell is over."""
+
+import asyncio
+import concurrent.futures
+import contextvars
+import inspect
+import logging
+import reprlib
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ..cell.authority import CellAuthority, Refusal
+from ..cell.events import CellEvent, ToolCallEnded, ToolCallStarted
+from ..cell.result import ToolCallRecord
+from ..cell.tools import ToolCallContext, ToolSet
+from ..errors import ToolError
+from ..lifecycle.key import Owner
+from ..wire import Failure, ToolCall, ToolReply, WireError
+
+PREVIEW = 80  # characters of a call's arguments in its record
+ERROR_TEXT = 300  # characters of a call's error in its record
+ERROR_SENT = 20_000  # characters of a handler's error that its cell sees
+CUT_OFF = "The cell ended before the tool answered; the result is dropped."
+
+SERVING = contextvars.ContextVar[frozenset[str]]("hermes_serving", default=frozenset())
+"""The kernels whose cells wait for the handler that runs here: a call of one of them would never end."""
+
+_log = logging.getLogger(__name__)
+_preview = reprlib.Repr()
+_preview.maxstring = _preview.maxother = _preview.maxlong = 60
+
+
+@dataclass(frozen=True)
+class CellTools:
+    """What a caller gives its cell, captured on the calling thread.
+
+    ``limit``: how many calls, None for no limit. ``context`` and ``runner``: under what handlers run.
+    ``loop`` returns the event loop for handlers that are ``async``. ``on_event`` is told of each call.
+    """
+
+    tools: ToolSet
+    limit: int | None
+    loop: Callable[[], asyncio.AbstractEventLoop]
+    context: contextvars.Context = field(default_factory=contextvars.copy_context)
+    runner: Callable[[Callable[[], Any]], Any] | None = None
+    on_event: Callable[[CellEvent], None] | None = None
+
+    def run(self, work: Callable[[], Any], kernel_id: str) -> Any:
+        """Run *work* in a copy of the caller's context, with its thread-locals if a runner sets them."""
+
+        def under_runner() -> Any:
+            SERVING.set(SERVING.get() | {kernel_id})
+            return work() if self.runner is None else self.runner(work)
+
+        return self.context.copy().run(under_runner)
+
+
+class Caller(Protocol):
+    """The connection that a call has come from."""
+
+    def cut_off(self, reply: ToolReply) -> None:
+        """Answer for a handler that has not, without waiting, and read the connection no more."""
+
+
+@dataclass
+class _Running:
+    """A call that was admitted."""
+
+    call: ToolCall
+    args: str
+    began: float
+    caller: Caller
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    waiting_for: "concurrent.futures.Future[Any] | None" = None
+    seconds: float | None = None
+    error: str | None = None
+
+    @property
+    def record(self) -> ToolCallRecord:
+        """How the call is told."""
+        seconds = time.monotonic() - self.began if self.seconds is None else self.seconds
+        error = CUT_OFF if self.seconds is None else self.error
+        return ToolCallRecord(self.call.tool, self.args, round(seconds, 2), error)
+
+
+class ToolGrant:
+    """The right of one cell to call tools, and the calls that it has made. Safe from any thread."""
+
+    def __init__(
+        self,
+        tools: CellTools,
+        *,
+        owner: Owner | None,
+        kernel_id: str,
+        tell: Callable[[Callable[[], object]], None],
+    ) -> None:
+        self.token = secrets.token_urlsafe(32)
+        self.cell_id = secrets.token_hex(8)
+        self.tools = tools
+        self._owner = owner
+        self._kernel_id = kernel_id
+        self._tell = tell
+        self._authority = CellAuthority(tools.tools.names, tools.limit)
+        self._calls: list[_Running] = []
+        self._lock = threading.Lock()
+
+    def serve(self, call: ToolCall, caller: Caller) -> ToolReply | None:
+        """Serve one call on the calling thread, however long its handler takes.
+
+        None if the cell has ended meanwhile: then *caller* has been answered already.
+        """
+        if call.tool in self.tools.tools.names and (
+            wrong := self.tools.tools.refuse_arguments(call.tool, call.arguments)
+        ):
+            return ToolReply(call.call_id, error=wrong, kind=Failure.ARGUMENTS)
+        running = _Running(call, preview(call.arguments), time.monotonic(), caller)
+        with self._lock:
+            refusal = self._authority.admit(call.tool)
+            if refusal is None:
+                self._calls.append(running)
+        if refusal is not None:
+            return self._refused(call, refusal)
+        self._on_event(ToolCallStarted(call.call_id, call.tool, running.args))
+        if running.cancelled.is_set():
+            return None
+        reply = self._run(running)
+        with self._lock:
+            if self._authority.is_retired:
+                return None
+            running.seconds = time.monotonic() - running.began
+            running.error = _error_of(reply)
+        self._on_event(ToolCallEnded(call.call_id, call.tool, running.seconds, running.error))
+        return reply
+
+    def retire(self) -> tuple[ToolCallRecord, ...]:
+        """The cell is over: refuse what comes, cancel what runs; return what was called."""
+        with self._lock:
+            if self._authority.is_retired:
+                return ()
+            self._authority.retire()
+            cut_off = [running for running in self._calls if running.seconds is None]
+            for running in cut_off:
+                running.cancelled.set()
+            records = tuple(running.record for running in self._calls)
+        for running in cut_off:
+            if running.waiting_for is not None:
+                running.waiting_for.cancel()
+            sentence = self._authority.sentence(Refusal.RETIRED, running.call.tool)
+            running.caller.cut_off(
+                ToolReply(running.call.call_id, error=sentence, kind=Failure.REFUSED, closes=True)
+            )
+            self._on_event(
+                ToolCallEnded(
+                    running.call.call_id, running.call.tool, time.monotonic() - running.began, CUT_OFF
+                )
+            )
+        return records
+
+    def _refused(self, call: ToolCall, refusal: Refusal) -> ToolReply:
+        kind = Failure.BUDGET if refusal is Refusal.SPENT else Failure.REFUSED
+        return ToolReply(call.call_id, error=self._authority.sentence(refusal, call.tool), kind=kind)
+
+    def _run(self, running: _Running) -> ToolReply:
+        call = running.call
+        context = ToolCallContext(self._owner, self._kernel_id, self.cell_id, call.call_id, running.cancelled)
+        try:
+            value = self.tools.run(lambda: self._begin(running, context), self._kernel_id)
+            if running.waiting_for is not None:
+                value = self._wait(running)
+            return ToolReply(call.call_id, value)
+        except concurrent.futures.CancelledError:
+            return ToolReply(call.call_id, error=f"{call.tool} was cancelled", kind=Failure.TOOL)
+        except BaseException as error:  # noqa: BLE001  # the edge of a handler, which may raise anything
+            _log.debug("tool %s failed", call.tool, exc_info=True)
+            return ToolReply(call.call_id, error=failure_text(error), kind=Failure.TOOL)
+
+    def _begin(self, running: _Running, context: ToolCallContext) -> Any:
+        """Call the handler; what an ``async`` one still has to do goes on in the same context."""
+        value = self.tools.tools.call(running.call.tool, running.call.arguments, context)
+        if inspect.isawaitable(value):
+            work = _awaited(value)
+            try:
+                running.waiting_for = asyncio.run_coroutine_threadsafe(work, self.tools.loop())
+            except RuntimeError:
+                work.close()
+                raise
+            return None
+        return value
+
+    def _wait(self, running: _Running) -> Any:
+        if running.waiting_for is None:
+            return None
+        if running.cancelled.is_set():  # the cell ended before there was anything to cancel
+            running.waiting_for.cancel()
+        return running.waiting_for.result()
+
+    def _on_event(self, event: CellEvent) -> None:
+        on_event = self.tools.on_event
+        if on_event is None:
+            return
+
+        def told() -> None:
+            try:
+                on_event(event)
+            except Exception:  # noqa: BLE001  # the caller's code: its cell goes on
+                _log.exception("on_event failed for %s", type(event).__name__)
+
+        self._tell(told)
+
+
+def encoded(reply: ToolReply, tool: str = "the tool") -> bytes:
+    """Return the frame of a reply; a result that cannot be sent becomes an error that says why."""
+    try:
+        return reply.encode()
+    except (TypeError, ValueError, RecursionError, WireError) as error:
+        why = f"{tool} returned what cannot be sent: {str(error)[:ERROR_SENT]}"
+        return ToolReply(reply.call_id, error=why, kind=Failure.TOOL).encode()
+
+
+def preview(arguments: dict[str, Any]) -> str:
+    """Return arguments as a short text."""
+    shown = ", ".join(f"{name}={_preview.repr(value)}" for name, value in list(arguments.items())[:8])
+    return shown if len(shown) <= PREVIEW else f"{shown[: PREVIEW - 1]}…"
+
+
+def failure_text(error: BaseException) -> str:
+    """Return what a cell sees of a handler's exception: a ToolError's own text, else its name before it."""
+    try:
+        text = str(error)
+    except Exception as broken:  # noqa: BLE001  # the handler's own class
+        text = f"<str() failed: {type(broken).__name__}>"
+    if not isinstance(error, ToolError):
+        text = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return text if len(text) <= ERROR_SENT else f"{text[:ERROR_SENT]}…"
+
+
+def _error_of(reply: ToolReply) -> str | None:
+    """The error of a call for its record: also one that the tool's own result tells."""
+    error: object = reply.error
+    if error is None and isinstance(reply.value, dict):
+        error = reply.value.get("error") or None
+    return None if error is None else str(error)[:ERROR_TEXT]
+
+
+async def _awaited(value: Any) -> Any:
+    return await value

@@ -1,0 +1,75 @@
+"""Which cell the running code belongs to, also in the threads and pools that the cell starts."""
+
+import contextvars
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell that may call tools: the token that says so, and where the host listens."""
+
+    token: str
+    endpoint: Mapping[str, Any]
+
+
+CELL: contextvars.ContextVar[Cell | None] = contextvars.ContextVar("hermes_cell", default=None)
+"""There is no fallback: code that belongs to no cell may not act as the one that happens to run."""
+
+_start_thread = threading.Thread.start
+_submit = ThreadPoolExecutor.submit
+
+
+def carry_cell_into_threads() -> None:
+    """Let threads, timers and jobs of thread pools belong to the cell that starts them; idempotent.
+
+    Only this variable is carried. A whole context would change what else a plain Python does in a thread:
+    the precision of decimal numbers, for one. asyncio copies the context by itself.
+    """
+    threading.Thread.start = _start_in_cell  # type: ignore[method-assign]
+    ThreadPoolExecutor.submit = _submit_in_cell  # type: ignore[method-assign, assignment]
+
+
+def _start_in_cell(self: threading.Thread) -> None:
+    cell = CELL.get()
+    if cell is None or self.ident is not None:
+        _start_thread(self)
+        return
+    run = self.run
+    had_own = "run" in self.__dict__
+
+    def run_in_cell() -> None:
+        _give_back()
+        CELL.set(cell)
+        run()
+
+    def _give_back() -> None:
+        if had_own:
+            self.run = run  # type: ignore[method-assign]
+        else:
+            self.__dict__.pop("run", None)
+
+    self.run = run_in_cell  # type: ignore[method-assign]
+    try:
+        _start_thread(self)
+    except BaseException:
+        _give_back()
+        raise
+
+
+def _submit_in_cell(
+    self: ThreadPoolExecutor, fn: Callable[..., Any], /, *args: Any, **kwargs: Any
+) -> "Future[Any]":
+    cell = CELL.get()
+
+    def run_in_cell(*given: Any, **named: Any) -> Any:
+        token = CELL.set(cell)
+        try:
+            return fn(*given, **named)
+        finally:
+            CELL.reset(token)
+
+    return _submit(self, run_in_cell, *args, **kwargs)

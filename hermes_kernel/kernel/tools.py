@@ -1,0 +1,201 @@
+"""The module ``hermes_tools``: the agent's tools as functions of the cell."""
+
+import inspect
+import json
+import shlex
+import sys
+import time
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+from ..errors import ToolBudgetExceeded, ToolError
+from ..wire import check_json
+from .bridge import ToolClient
+from .context import Cell
+
+NAME = "hermes_tools"
+_REST = inspect.Parameter.VAR_POSITIONAL
+_NAMED_REST = inspect.Parameter.VAR_KEYWORD
+
+
+def json_parse(text: str) -> Any:
+    """Read JSON as tools write it: control characters in strings and a byte order mark do not matter."""
+    return json.loads(text.removeprefix("\ufeff"), strict=False)
+
+
+def shell_quote(text: object) -> str:
+    """Return *text* so that a POSIX shell takes it as one word."""
+    return shlex.quote(str(text))
+
+
+def retry(function: Callable[[], Any], max_attempts: int = 3, delay: float = 2) -> Any:
+    """Call *function* until it returns, *max_attempts* times at most; wait *delay* seconds, then twice that…
+
+    The last exception is passed on. A spent budget is not tried again.
+    """
+    attempt = 1
+    while True:
+        try:
+            return function()
+        except Exception as error:  # whatever fails, that is what it is for
+            if attempt >= max_attempts or isinstance(error, ToolBudgetExceeded):
+                raise
+        time.sleep(delay * 2 ** (attempt - 1))
+        attempt += 1
+
+
+_HELPERS = {
+    "json_parse": json_parse,
+    "shell_quote": shell_quote,
+    "retry": retry,
+    "ToolError": ToolError,
+    "ToolBudgetExceeded": ToolBudgetExceeded,
+}
+for _helper in (json_parse, shell_quote, retry):
+    _helper.__module__ = NAME
+
+
+class _ToolsModule(ModuleType):
+    """A module whose functions are the tools of the cell that runs."""
+
+    def __getattr__(self, name: str) -> Any:
+        names = [known for known in self.__dict__.get("__all__", ()) if known not in _HELPERS]
+        has = f"this cell has {', '.join(names)}" if names else "this cell has none"
+        raise AttributeError(f"module {self.__name__!r} has no tool {name!r}; {has}")
+
+    def __dir__(self) -> list[str]:
+        return sorted({*self.__dict__["__all__"], *({"aio", "__doc__", "__name__"} & self.__dict__.keys())})
+
+
+class HermesTools:
+    """What a kernel knows of tools: the module, the client, and which cell may use them."""
+
+    def __init__(self) -> None:
+        self.client = ToolClient()
+        self.module = _ToolsModule(NAME)
+        self._aio = _ToolsModule(f"{NAME}.aio", "The tools as coroutine functions: ``await aio.name(...)``.")
+        self._digest = ""
+        self._known: tuple[dict[str, Any], dict[str, Any]] = {}, {}
+        self._install(({}, {}))
+
+    def enter(self, given: object, namespace: dict[str, Any]) -> Cell | None:
+        """Make ready for a cell of the owner's; *given* is what its request carries, None for no tools.
+
+        The module is put back where a cell has lost it, never over a name of the user's.
+        """
+        cell = None
+        functions: tuple[dict[str, Any], dict[str, Any]] = {}, {}
+        if isinstance(given, Mapping):
+            cell = Cell(str(given["token"]), given["endpoint"])
+            if "catalogue" in given and given["digest"] != self._digest:
+                self._known = self._functions(given["catalogue"])
+                self._digest = given["digest"]
+            functions = self._known
+        self._install(functions)
+        namespace.setdefault(NAME, self.module)
+        return cell
+
+    def _functions(self, catalogue: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
+        plain, awaitable = {}, {}
+        for entry in catalogue:
+            tool = _Tool(self.client, entry)
+            plain[tool.name], awaitable[tool.name] = tool.function(), tool.coroutine_function()
+        return plain, awaitable
+
+    def _install(self, functions: tuple[dict[str, Any], dict[str, Any]]) -> None:
+        plain, awaitable = functions
+        _fill(self.module, {**plain, **_HELPERS, "aio": self._aio}, _document(plain))
+        _fill(self._aio, awaitable, self._aio.__doc__)
+        sys.modules[NAME], sys.modules[f"{NAME}.aio"] = self.module, self._aio
+
+
+class _Tool:
+    """One entry of the catalogue, as functions."""
+
+    def __init__(self, client: ToolClient, entry: Mapping[str, Any]) -> None:
+        self.name = str(entry["name"])
+        self._client = client
+        self._doc = str(entry["description"])
+        self._signature = inspect.Signature([_parameter(described) for described in entry["parameters"]])
+        kinds = {p.name: p.kind for p in self._signature.parameters.values()}
+        self._named_rest = next((name for name, kind in kinds.items() if kind is _NAMED_REST), None)
+
+    def function(self) -> Callable[..., Any]:
+        """Return the function that calls the tool."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return self._client.call(self.name, self._arguments(args, kwargs))
+
+        return self._dressed(call, NAME)
+
+    def coroutine_function(self) -> Callable[..., Any]:
+        """Return the coroutine function that calls the tool."""
+
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            return await self._client.acall(self.name, self._arguments(args, kwargs))
+
+        return self._dressed(call, f"{NAME}.aio")
+
+    def _dressed(self, call: Any, module: str) -> Callable[..., Any]:
+        call.__name__ = call.__qualname__ = self.name
+        call.__module__ = module
+        call.__doc__ = self._doc
+        call.__signature__ = self._signature
+        parameters = self._signature.parameters.values()
+        call.__annotations__ = {p.name: p.annotation for p in parameters if p.annotation is not p.empty}
+        dressed: Callable[..., Any] = call
+        return dressed
+
+    def _arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Bind and check what is given; raises TypeError that names what is wrong, and nothing was sent."""
+        try:
+            bound = self._signature.bind(*args, **kwargs).arguments
+        except TypeError as error:
+            raise TypeError(f"{self.name}() {error}") from None
+        if self._named_rest in bound:
+            others = bound.pop(self._named_rest)
+            bound.update(others)
+        for name, value in bound.items():
+            check_json(value, f"{self.name}(): {name}")
+        return bound
+
+
+class _Text(str):
+    """An annotation or a default that is shown as it stands."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _parameter(described: Mapping[str, Any]) -> inspect.Parameter:
+    default: Any = inspect.Parameter.empty
+    if "default" in described:
+        default = described["default"]
+    elif "default_text" in described:
+        default = _Text(described["default_text"])
+    annotation: Any = inspect.Parameter.empty
+    if "annotation" in described:
+        annotation = _Text(described["annotation"])
+    kind = getattr(inspect.Parameter, described["kind"])
+    return inspect.Parameter(described["name"], kind, default=default, annotation=annotation)
+
+
+def _fill(module: ModuleType, members: dict[str, Any], doc: str | None) -> None:
+    """Make the module hold just these."""
+    wanted = {"__all__": [name for name in members if name != "aio"], "__doc__": doc, **members}
+    for name in module.__dict__.keys() - wanted.keys():
+        if not (name.startswith("__") and name.endswith("__")):
+            del module.__dict__[name]
+    module.__dict__.update(wanted)
+
+
+def _document(functions: Mapping[str, Callable[..., Any]]) -> str:
+    """The docstring of the module: what can be called."""
+    lines = [f"    {name}{inspect.signature(function)}" for name, function in functions.items()]
+    tools = (
+        "\n".join(["The tools that this cell may call:", "", *lines]) if lines else "This cell has no tools."
+    )
+    return f"{tools}\n\nA call that fails raises ToolError. ``aio`` has the tools as coroutine functions."
