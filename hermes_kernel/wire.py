@@ -116,7 +116,7 @@ class ToolCall:
         """Read a call; raises WireError, with the call's id where there is one."""
         frame = _object(body)
         call_id = frame.get("id")
-        if isinstance(call_id, bool) or not isinstance(call_id, int):
+        if type(call_id) is not int:
             raise WireError(f"id is a {type(call_id).__name__}, not a whole number")
         try:
             arguments = frame.get("args")
@@ -158,7 +158,7 @@ class ToolReply:
         """Read a reply; raises WireError."""
         frame = _object(body)
         call_id, error, kind = frame.get("id"), frame.get("error"), frame.get("kind")
-        if not isinstance(call_id, int) or not isinstance(error, str | None):
+        if type(call_id) is not int or not isinstance(error, str | None):
             raise WireError("a reply needs an id, and its error must be a string")
         kind = kind if isinstance(kind, str) else None
         return cls(call_id, frame.get("value"), error, kind, frame.get("closes") is True)
@@ -229,15 +229,12 @@ def _refuse_constant(name: str) -> Any:
 
 
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
-_encode_ascii = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 _decode = json.JSONDecoder(parse_constant=_refuse_constant).decode
 
 
 def _frame(content: dict[str, Any]) -> bytes:
-    try:
-        body = _encode(content).encode()
-    except UnicodeEncodeError:  # a lone surrogate, which has an escape
-        body = _encode_ascii(content).encode()
+    # A lone surrogate passes as it stands: two of them are a character once they are escaped.
+    body = _encode(content).encode("utf-8", "surrogatepass")
     if len(body) > MAX_FRAME:
         raise WireError(f"it has {len(body)} bytes of JSON; one call may carry {MAX_FRAME}")
     return _HEADER.pack(len(body)) + body
@@ -245,7 +242,7 @@ def _frame(content: dict[str, Any]) -> bytes:
 
 def _object(body: bytes) -> dict[str, Any]:
     try:
-        content = _decode(body.decode())
+        content = _decode(body.decode("utf-8", "surrogatepass"))
     except (ValueError, RecursionError) as error:
         raise WireError(f"the frame is not JSON: {str(error)[:200]}") from None
     if not isinstance(content, dict):

@@ -1,5 +1,7 @@
+import enum
 import json
 import os
+from collections import OrderedDict
 from datetime import UTC, datetime
 from typing import Any
 
@@ -8,7 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jupyter_client.session import Session, json_packer
 
-from hermes_kernel.wire import PACKER, UNPACKER, pack
+from hermes_kernel.wire import (
+    MAX_FRAME,
+    PACKER,
+    UNPACKER,
+    BadCallError,
+    Failure,
+    FrameDecoder,
+    Hello,
+    ToolCall,
+    ToolReply,
+    WireError,
+    check_json,
+    pack,
+)
 
 texts = st.one_of(
     st.text(max_size=10),
@@ -60,3 +75,154 @@ def test_any_content_comes_out_as_it_went_in(content: dict[str, Any]) -> None:
 @given(values)
 def test_what_is_packed_is_valid_utf8(value: Any) -> None:
     pack(value).decode("utf-8")
+
+
+# -- the frames of the tool bridge ------------------------------------------------------------------------
+
+
+calls = st.builds(ToolCall, st.integers(0, 2**60), texts, texts, st.dictionaries(texts, values, max_size=3))
+
+
+def unframed(data: bytes) -> bytes:
+    (frame,) = FrameDecoder().feed(data)
+    return frame
+
+
+@given(calls)
+def test_a_call_arrives_as_it_was_sent(call: ToolCall) -> None:
+    assert ToolCall.parse(unframed(call.encode())) == call
+
+
+@given(st.integers(0, 2**60), values, st.booleans())
+def test_a_result_arrives_as_it_was_returned(call_id: int, value: Any, closes: bool) -> None:
+    reply = ToolReply(call_id, value, closes=closes)
+    assert ToolReply.parse(unframed(reply.encode())) == reply
+
+
+@given(texts, st.sampled_from([Failure.TOOL, Failure.BUDGET, Failure.REFUSED, None]))
+def test_an_error_arrives_with_its_kind(text: str, kind: str | None) -> None:
+    reply = ToolReply(7, error=text, kind=kind)
+    assert ToolReply.parse(unframed(reply.encode())) == reply
+
+
+def test_a_token_is_a_hello() -> None:
+    assert Hello.parse(unframed(Hello("token").encode())) == Hello("token")
+
+
+@given(st.lists(st.binary(max_size=40), max_size=5), st.data())
+def test_frames_come_out_whole_however_the_stream_is_cut(bodies: list[bytes], data: st.DataObject) -> None:
+    stream = b"".join(len(body).to_bytes(4, "big") + body for body in bodies)
+    decoder, found, at = FrameDecoder(), [], 0
+    while at < len(stream):
+        end = data.draw(st.integers(at + 1, len(stream)))
+        found += decoder.feed(stream[at:end])
+        at = end
+    assert found == bodies
+    assert not decoder.has_part
+
+
+def test_a_decoder_says_whether_a_frame_has_begun() -> None:
+    decoder = FrameDecoder()
+    assert not decoder.has_part
+    assert decoder.feed(b"\0\0") == []
+    assert decoder.has_part
+    assert decoder.feed(b"\0\1xy") == [b"x"]
+    assert decoder.has_part
+
+
+@pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n\r\n", b"\xff\xff\xff\xff", b"\xff\xff\xff\xffx"])
+def test_a_frame_that_is_announced_as_too_large_ends_the_connection_before_it_is_read(data: bytes) -> None:
+    with pytest.raises(WireError, match="announced"):
+        FrameDecoder().feed(data)
+
+
+def test_a_frame_of_just_the_allowed_size_passes() -> None:
+    room = MAX_FRAME - len(b'{"id":1,"value":""}')
+    assert len(unframed(ToolReply(1, "x" * room).encode())) == MAX_FRAME
+    with pytest.raises(WireError, match=f"may carry {MAX_FRAME}"):
+        ToolReply(1, "x" * (room + 1)).encode()
+
+
+NOT_CALLS: list[bytes] = [
+    b"", b"\0", b"nothing", b"[1, 2]", b"null", b"3", b'"text"', b"\xff\xfe", b"\xef\xbb\xbf{}", b"{", b"{}",
+    b"[" * 200_000, b'{"a":' * 200_000, b'{"id": NaN}', b'{"id": Infinity}',
+    b'{"id": "1", "cell": "c", "tool": "t", "args": {}}',
+    b'{"id": true, "cell": "c", "tool": "t", "args": {}}',
+    b'{"id": 1.5, "cell": "c", "tool": "t", "args": {}}',
+    b'{"id": 1' + b"0" * 10_000 + b"}",
+]  # fmt: skip
+BAD_CALLS: list[bytes] = [
+    b'{"id": 1, "tool": "t", "args": {}}',
+    b'{"id": 1, "cell": 3, "tool": "t", "args": {}}',
+    b'{"id": 1, "cell": "c", "tool": [], "args": {}}',
+    b'{"id": 1, "cell": "c", "tool": "t"}',
+    b'{"id": 1, "cell": "c", "tool": "t", "args": []}',
+    b'{"id": 1, "cell": "c", "tool": "t", "args": null}',
+]
+
+
+@pytest.mark.parametrize("body", NOT_CALLS, ids=lambda body: repr(body[:12]))
+@pytest.mark.parametrize("kind", [ToolCall, Hello, ToolReply])
+def test_what_is_no_frame_of_ours_is_a_wire_error_and_nothing_else(kind: Any, body: bytes) -> None:
+    with pytest.raises(WireError):
+        kind.parse(body)
+
+
+@pytest.mark.parametrize("body", BAD_CALLS, ids=lambda body: repr(body[8:30]))
+def test_a_call_that_is_wrong_can_still_be_answered_by_its_id(body: bytes) -> None:
+    with pytest.raises(BadCallError) as wrong:
+        ToolCall.parse(body)
+    assert wrong.value.call_id == 1
+
+
+def test_what_is_not_expected_in_a_call_is_left_alone() -> None:
+    body = b'{"id": 1, "cell": "c", "tool": "t", "args": {"x": 1}, "more": [1]}'
+    assert ToolCall.parse(body) == ToolCall(1, "c", "t", {"x": 1})
+
+
+# -- what is JSON -----------------------------------------------------------------------------------------
+
+
+@given(values)
+def test_values_pass(value: Any) -> None:
+    check_json(value, "x")
+
+
+def cyclic() -> Any:
+    loop: list[Any] = []
+    loop.append({"again": loop})
+    return loop
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ({1, 2}, "x is of type set"),
+        (b"a", "x is of type bytes"),
+        (object(), "x is of type object"),
+        (float("nan"), "x is nan"),
+        ([1, float("inf")], "x[1] is inf"),
+        ({"a": {"b": [None, {3}]}}, "x['a']['b'][1] is of type set"),
+        ((1, {"k": 1j}), "x[1]['k'] is of type complex"),
+        ({1: 2}, "x is a dict with the key 1: keys must be strings"),
+        ({None: 2}, "x is a dict with the key None"),
+        ({(1, 2): 2}, "x is a dict with the key tuple"),
+        (10**5000, "x is a whole number of too many digits"),
+        (cyclic(), "contains itself"),
+        ([[[[b""]]]], "x[0][0][0][0] is of type bytes"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+def test_what_json_cannot_carry_unchanged_is_named_with_its_place(value: Any, words: str) -> None:
+    with pytest.raises(TypeError) as refused:
+        check_json(value, "x")
+    assert words in str(refused.value)
+    assert "give None" in str(refused.value)
+    assert len(str(refused.value)) < 400
+
+
+def test_subclasses_of_what_json_has_pass() -> None:
+    class Level(enum.IntEnum):
+        LOW = 1
+
+    check_json([Level.LOW, OrderedDict(a=1), (1, 2), True], "x")

@@ -286,7 +286,9 @@ def _check_schema(name: str, schema: object) -> None:
         problem = "has properties that are no mapping"
     elif schema.get("type", "object") != "object":
         problem = f"describes a {schema['type']!r}"
-    elif not set(schema.get("required") or ()) <= set(schema.get("properties", {})):
+    elif not isinstance(schema.get("required") or [], list | tuple):
+        problem = "has a required that is no list"
+    elif not all(name in schema.get("properties", {}) for name in schema.get("required") or []):
         problem = "requires what it does not describe"
     if problem is not None:
         raise ConfigError(f"parameters of tool {name!r} {problem}; give the JSON schema of an object")

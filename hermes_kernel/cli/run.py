@@ -14,6 +14,7 @@ from .document import STDIN, Document
 from .interruption import Interruption
 from .progress import Place, RunProgress, progress, succeeded
 from .script import Cell
+from .toolbox import load_tools
 
 OWNER = "hermes-kernel run"
 CELL_FAILED = 1
@@ -36,6 +37,11 @@ CELL_FAILED = 1
 )
 @click.option("--cwd", metavar="DIR", help="Where the cells run.  [default: where the file is]")
 @click.option("--python", metavar="PYTHON", help="The kernel's interpreter.  [default: this one]")
+@click.option(
+    "--tools",
+    metavar="PACKAGE.MODULE:NAME",
+    help="What the cells can call as hermes_tools.name(...), e.g. a list of functions.",
+)
 @click.option("--keep-going", is_flag=True, help="Run the cells that follow a failed one, too.")
 @click.pass_context
 def run(
@@ -47,6 +53,7 @@ def run(
     timeout: float | None,
     cwd: str | None,
     python: str | None,
+    tools: str | None,
     keep_going: bool,
 ) -> None:
     """Run the cells of a script or a notebook on one kernel, one after another.
@@ -63,9 +70,11 @@ def run(
     if save is not None:
         _check_save(save)
     document = Document.read(file, with_notebook=save is not None)
-    place: CallArguments = {"cwd": _default_cwd(file) if cwd is None else cwd, "python": python}
+    arguments: CallArguments = {"cwd": _default_cwd(file) if cwd is None else cwd, "python": python}
+    if tools is not None:
+        arguments["tools"] = load_tools(tools)
     with Interruption() as interruption, BlockingRegistry(limits=limits) as registry:
-        cell_run = CellRun(registry, document, place, interruption, progress())
+        cell_run = CellRun(registry, document, arguments, interruption, progress())
         try:
             failed = cell_run.run(as_json=as_json, keep_going=keep_going)
         finally:
@@ -81,13 +90,13 @@ class CellRun:
         self,
         registry: BlockingRegistry,
         document: Document,
-        place: CallArguments,
+        arguments: CallArguments,
         interruption: Interruption,
         shown: RunProgress,
     ) -> None:
         self._registry = registry
         self._document = document
-        self._place = place
+        self._arguments = arguments
         self._interruption = interruption
         self._shown = shown
         self._to_run = [(index, cell) for index, cell in enumerate(document.cells) if cell.runs]
@@ -123,7 +132,7 @@ class CellRun:
     def _run_cell(self, index: int, place: Place, cell: Cell) -> CellResult:
         with self._shown.running(place):
             result = self._registry.execute(
-                cell.source, owner=OWNER, interrupted=lambda: self._interruption.requested, **self._place
+                cell.source, owner=OWNER, interrupted=lambda: self._interruption.requested, **self._arguments
             )
         self._done += 1
         if self._document.notebook is not None:
