@@ -1,5 +1,7 @@
 """Measure hermes_kernel beside a stock kernel: ``python -m benchmarks [--quick] [--json FILE] [metric ...]``.
 
+Tool calls are measured beside bare lines of JSON over a socket.
+
 A metric is a function that makes its contenders; each round runs all of them in turn, so that whatever else
 the machine does meets them alike. Shown are medians, quartiles and the median of the paired ratios.
 """
@@ -19,6 +21,8 @@ from typing import Any
 from jupyter_client.manager import start_new_kernel
 
 from hermes_kernel import BlockingRegistry
+
+from .echo import bare_echo
 
 Contender = Callable[[], float]
 
@@ -79,6 +83,42 @@ def cold(_: ExitStack) -> dict[str, Contender]:
     return {"ours": of_ours, "stock": of_stock}
 
 
+TOOL_CELL = """
+import sys
+sys.path.insert(0, {root!r})
+from benchmarks.echo import timed
+import hermes_tools
+timed(lambda: hermes_tools.echo, {calls}, {threads}, "x" * {size})
+"""
+
+
+def echo(x: str) -> str:
+    """Give x back."""
+    return x
+
+
+@contextmanager
+def tool_calls(calls: int, threads: int, size: int) -> Iterator[Contender]:
+    """The seconds of one call from a cell, as ``bare_echo`` measures them from a bare Python."""
+    code = TOOL_CELL.format(root=os.getcwd(), calls=calls, threads=threads, size=size)
+    with BlockingRegistry() as registry:
+
+        def run() -> float:
+            result = registry.execute(code, owner="benchmark", tools=[echo], max_tool_calls=None)
+            return float(result.value or "nan")
+
+        run()
+        yield run
+
+
+def tools(calls: int, threads: int, size: int) -> Callable[[ExitStack], dict[str, Contender]]:
+    """One tool call from a cell beside one line of JSON over a unix socket and back."""
+    contenders = {"ours": tool_calls, "bare": bare_echo}
+    return lambda stack: {
+        name: stack.enter_context(contender(calls, threads, size)) for name, contender in contenders.items()
+    }
+
+
 LINES = "for i in range(500_000): print('x' * 99)"
 METRICS: dict[str, tuple[Callable[[ExitStack], dict[str, Contender]], int]] = {
     "warm-pass": (warm("pass"), 200),
@@ -87,6 +127,9 @@ METRICS: dict[str, tuple[Callable[[ExitStack], dict[str, Contender]], int]] = {
     "cold": (cold, 9),
     "print-50MB": (warm("print('x' * 50_000_000)"), 5),
     "print-500000-lines": (warm(LINES), 3),
+    "tool-call-1kB": (tools(2000, 1, 1000), 15),
+    "tool-call-1kB-8-threads": (tools(4000, 8, 1000), 9),
+    "tool-call-1MB": (tools(40, 1, 1_000_000), 9),
 }
 
 
@@ -98,11 +141,14 @@ def measure(metric: str, *, rounds: int) -> dict[str, Any]:
         for _ in range(rounds):
             for name, run in contenders.items():
                 times.setdefault(name, []).append(run() * 1000)
-    ratios = [a / b for a, b in zip(times["ours"], times["stock"], strict=True)]
+    _, other = times
+    ratios = [a / b for a, b in zip(times["ours"], times[other], strict=True)]
     return {
         "metric": metric,
         "n": rounds,
-        **{f"{name}_ms": quartiles(values) for name, values in times.items()},
+        "beside": other,
+        "ours_ms": quartiles(times["ours"]),
+        "other_ms": quartiles(times[other]),
         "ratio": quartiles(ratios),
     }
 
@@ -126,7 +172,7 @@ def main() -> None:
         **{package: version(package) for package in packages},
     }
     print(json.dumps(facts))
-    columns = (f"{'ours ms [quartiles]':>30}", f"{'stock ms [quartiles]':>30}", f"{'paired ratio':>22}")
+    columns = (f"{'ours ms [quartiles]':>30}", f"{'other ms [quartiles]':>30}", f"{'paired ratio':>22}")
     print(f"{'metric':20} {'n':>4}  " + "  ".join(columns))
     figures = []
     for metric in arguments.metrics or METRICS:
@@ -136,7 +182,7 @@ def main() -> None:
         rounds = max(2, rounds // 4) if arguments.quick else rounds
         figure = measure(metric, rounds=rounds)
         figures.append(figure)
-        rows = (figure["ours_ms"], figure["stock_ms"], figure["ratio"])
+        rows = (figure["ours_ms"], figure["other_ms"], figure["ratio"])
         shown = [f"{middle} [{low}-{high}]" for low, middle, high in rows]
         print(f"{metric:20} {rounds:>4}  {shown[0]:>30}  {shown[1]:>30}  {shown[2]:>22}", flush=True)
     if arguments.json:

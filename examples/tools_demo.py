@@ -1,6 +1,6 @@
 """Tools for examples/tools_demo.ipynb: notes as files of a temporary directory, and a small database.
 
-    hermes-kernel run examples/tools_demo.ipynb --tools examples.tools_demo:TOOLS
+hermes-kernel run examples/tools_demo.ipynb --tools examples.tools_demo:TOOLS
 """
 
 import sqlite3

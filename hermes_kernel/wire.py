@@ -8,7 +8,7 @@ import json
 import math
 import struct
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from jupyter_client.jsonutil import json_clean, json_default
 
@@ -86,8 +86,7 @@ def _shown(key: object) -> str:
     return repr(key)[:_SHOWN_PATH] if isinstance(key, int | float | bytes | None) else type(key).__name__
 
 
-@dataclass(frozen=True)
-class Hello:
+class Hello(NamedTuple):
     """The first frame of a connection: the kernel's token proves that it comes from the kernel."""
 
     token: str
@@ -102,8 +101,7 @@ class Hello:
         return _frame({"hello": self.token})
 
 
-@dataclass(frozen=True)
-class ToolCall:
+class ToolCall(NamedTuple):
     """A cell calls a tool. ``cell`` is the token that the cell was given, ``arguments`` are by name."""
 
     call_id: int
@@ -139,8 +137,7 @@ class BadCallError(WireError):
         self.call_id = call_id
 
 
-@dataclass(frozen=True)
-class ToolReply:
+class ToolReply(NamedTuple):
     """The answer to the call ``call_id``: a value, or the ``error`` that says why there is none.
 
     ``kind`` tells errors apart (see ``Failure``). ``closes``: the host will not read this connection again.
@@ -229,7 +226,7 @@ def _refuse_constant(name: str) -> Any:
 
 
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
-_decode = json.JSONDecoder(parse_constant=_refuse_constant).decode
+_decoder = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def _frame(content: dict[str, Any]) -> bytes:
@@ -242,7 +239,10 @@ def _frame(content: dict[str, Any]) -> bytes:
 
 def _object(body: bytes) -> dict[str, Any]:
     try:
-        content = _decode(body.decode("utf-8", "surrogatepass"))
+        text = body.decode("utf-8", "surrogatepass")
+        content, end = _decoder.raw_decode(text)
+        if end != len(text) and text[end:].strip():
+            raise ValueError("there is more behind it")
     except (ValueError, RecursionError) as error:
         raise WireError(f"the frame is not JSON: {str(error)[:200]}") from None
     if not isinstance(content, dict):

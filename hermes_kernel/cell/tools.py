@@ -103,6 +103,11 @@ class Tool:
         except (ValueError, TypeError):
             return None
 
+    @property
+    def wants_context(self) -> bool:
+        """Whether the handler has a parameter for the ToolCallContext."""
+        return self._context_parameter is not None
+
     @cached_property
     def _context_parameter(self) -> str | None:
         for parameter in () if self._signature is None else self._signature.parameters.values():
@@ -127,6 +132,10 @@ class Tool:
         return {parameter["name"]: parameter["kind"] for parameter in self._parameters}
 
     @cached_property
+    def _takes_others(self) -> bool:
+        return _NAMED_REST.name in self._kinds.values()
+
+    @cached_property
     def _required(self) -> frozenset[str]:
         optional = (_REST.name, _NAMED_REST.name)
         return frozenset(
@@ -139,13 +148,13 @@ class Tool:
         """Say what is wrong with the names of *arguments*, None if nothing is."""
         if missing := self._required - arguments.keys():
             return f"{self.name}() misses {', '.join(sorted(missing))}"
-        if _NAMED_REST.name in self._kinds.values():
+        if self._takes_others:
             return None
         if unknown := arguments.keys() - self._kinds.keys():
             return f"{self.name}() takes no {', '.join(sorted(unknown))[:100]!r}"
         return None
 
-    def call(self, arguments: dict[str, Any], context: ToolCallContext) -> Any:
+    def call(self, arguments: dict[str, Any], context: ToolCallContext | None) -> Any:
         """Run the handler and return what it returns, an awaitable if it is ``async``."""
         if self.handler is None:
             raise ConfigError(f"tool {self.name!r} has no handler; give Tool(..., handler=...)")
@@ -226,7 +235,7 @@ class ToolSet:
             raise ConfigError(f"the tools' descriptions have {len(tool_set._json)} bytes; shorten them")
         return tool_set
 
-    @property
+    @cached_property
     def names(self) -> frozenset[str]:
         """The names of the tools."""
         return frozenset(self.tools)
@@ -249,9 +258,13 @@ class ToolSet:
         """Say what is wrong with the names of a call's arguments, None if nothing is."""
         return self.tools[name].refuse_arguments(arguments)
 
-    def call(self, name: str, arguments: dict[str, Any], context: ToolCallContext) -> Any:
-        """Serve one call; the result may be awaitable."""
-        if self.dispatcher is not None:
+    def wants_context(self, name: str) -> bool:
+        """Whether a call of this tool is to be given its context."""
+        return self.dispatcher is not None or self.tools[name].wants_context
+
+    def call(self, name: str, arguments: dict[str, Any], context: ToolCallContext | None) -> Any:
+        """Serve one call; the result may be awaitable. *context* may be None where it is not wanted."""
+        if self.dispatcher is not None and context is not None:
             return self.dispatcher.dispatch(name, arguments, context)
         return self.tools[name].call(arguments, context)
 

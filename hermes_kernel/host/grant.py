@@ -29,6 +29,7 @@ CUT_OFF = "The cell ended before the tool answered; the result is dropped."
 SERVING = contextvars.ContextVar[frozenset[str]]("hermes_serving", default=frozenset())
 """The kernels whose cells wait for the handler that runs here: a call of one of them would never end."""
 
+_PLAIN = (str, dict, list, int, float, bool, type(None))
 _log = logging.getLogger(__name__)
 _preview = reprlib.Repr()
 _preview.maxstring = _preview.maxother = _preview.maxlong = 60
@@ -49,15 +50,6 @@ class CellTools:
     runner: Callable[[Callable[[], Any]], Any] | None = None
     on_event: Callable[[CellEvent], None] | None = None
 
-    def run(self, work: Callable[[], Any], kernel_id: str) -> Any:
-        """Run *work* in a copy of the caller's context, with its thread-locals if a runner sets them."""
-
-        def under_runner() -> Any:
-            SERVING.set(SERVING.get() | {kernel_id})
-            return work() if self.runner is None else self.runner(work)
-
-        return self.context.copy().run(under_runner)
-
 
 class Caller(Protocol):
     """The connection that a call has come from."""
@@ -66,25 +58,61 @@ class Caller(Protocol):
         """Answer for a handler that has not, without waiting, and read the connection no more."""
 
 
-@dataclass
 class _Running:
-    """A call that was admitted."""
+    """A call that was admitted; also what its handler looks at to learn that the cell is over."""
 
-    call: ToolCall
-    args: str
-    began: float
-    caller: Caller
-    cancelled: threading.Event = field(default_factory=threading.Event)
-    waiting_for: "concurrent.futures.Future[Any] | None" = None
-    seconds: float | None = None
-    error: str | None = None
+    __slots__ = (
+        "_event",
+        "_is_over",
+        "args",
+        "began",
+        "call",
+        "caller",
+        "error",
+        "seconds",
+        "tool",
+        "waiting_for",
+    )
+
+    def __init__(self, call: ToolCall, caller: Caller) -> None:
+        self.call: ToolCall | None = call
+        self.caller = caller
+        self.tool = call.tool
+        self.args = preview(call.arguments)
+        self.began = time.monotonic()
+        self.seconds = 0.0
+        self.error: str | None = CUT_OFF
+        self.waiting_for: concurrent.futures.Future[Any] | None = None
+        self._is_over = False
+        self._event: threading.Event | None = None  # most handlers never wait
+
+    def end(self, error: str | None) -> None:
+        """Note how the call came out, and keep nothing of its arguments."""
+        self.seconds = time.monotonic() - self.began
+        self.error = error
+        self.call = None
+
+    def cut_off(self) -> None:
+        """The cell has ended before the handler."""
+        self._is_over = True
+        if self._event is not None:
+            self._event.set()
+
+    def is_set(self) -> bool:
+        """Whether the cell has ended."""
+        return self._is_over
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait for the end of the cell."""
+        event = self._event = self._event or threading.Event()
+        if self._is_over:  # looked at once the event is there for who ends the call
+            event.set()
+        return event.wait(timeout)
 
     @property
     def record(self) -> ToolCallRecord:
         """How the call is told."""
-        seconds = time.monotonic() - self.began if self.seconds is None else self.seconds
-        error = CUT_OFF if self.seconds is None else self.error
-        return ToolCallRecord(self.call.tool, self.args, round(seconds, 2), error)
+        return ToolCallRecord(self.tool, self.args, round(self.seconds, 6), self.error)
 
 
 class ToolGrant:
@@ -105,7 +133,9 @@ class ToolGrant:
         self._kernel_id = kernel_id
         self._tell = tell
         self._authority = CellAuthority(tools.tools.names, tools.limit)
-        self._calls: list[_Running] = []
+        self._serving = tools.context.run(SERVING.get) | {kernel_id}
+        self._running: set[_Running] = set()
+        self._calls: list[_Running] = []  # in the order in which they began
         self._lock = threading.Lock()
 
     def serve(self, call: ToolCall, caller: Caller) -> ToolReply | None:
@@ -113,62 +143,57 @@ class ToolGrant:
 
         None if the cell has ended meanwhile: then *caller* has been answered already.
         """
-        if call.tool in self.tools.tools.names and (
-            wrong := self.tools.tools.refuse_arguments(call.tool, call.arguments)
-        ):
+        tool = self.tools.tools.tools.get(call.tool)
+        if tool is not None and (wrong := tool.refuse_arguments(call.arguments)):
             return ToolReply(call.call_id, error=wrong, kind=Failure.ARGUMENTS)
-        running = _Running(call, preview(call.arguments), time.monotonic(), caller)
+        running = _Running(call, caller)
         with self._lock:
             refusal = self._authority.admit(call.tool)
             if refusal is None:
                 self._calls.append(running)
+                self._running.add(running)
         if refusal is not None:
             return self._refused(call, refusal)
-        self._on_event(ToolCallStarted(call.call_id, call.tool, running.args))
-        if running.cancelled.is_set():
-            return None
-        reply = self._run(running)
+        if self.tools.on_event is not None:
+            self._on_event(ToolCallStarted(call.call_id, call.tool, running.args))
+        reply = self._run(call, running)
         with self._lock:
-            if self._authority.is_retired:
+            if running not in self._running:
                 return None
-            running.seconds = time.monotonic() - running.began
-            running.error = _error_of(reply)
-        self._on_event(ToolCallEnded(call.call_id, call.tool, running.seconds, running.error))
+            self._running.discard(running)
+            running.end(_error_of(reply))
+        if self.tools.on_event is not None:
+            self._on_event(ToolCallEnded(call.call_id, call.tool, running.seconds, running.error))
         return reply
 
     def retire(self) -> tuple[ToolCallRecord, ...]:
-        """The cell is over: refuse what comes, cancel what runs; return what was called."""
+        """The cell is over: refuse what comes, cancel what runs; return what was called. Idempotent."""
+        cut_off: list[tuple[ToolCall, _Running]] = []
         with self._lock:
-            if self._authority.is_retired:
-                return ()
             self._authority.retire()
-            cut_off = [running for running in self._calls if running.seconds is None]
-            for running in cut_off:
-                running.cancelled.set()
+            for running in self._running:
+                if running.call is not None:
+                    cut_off.append((running.call, running))
+                running.cut_off()
+                running.end(CUT_OFF)
+            self._running.clear()
             records = tuple(running.record for running in self._calls)
-        for running in cut_off:
+        for call, running in cut_off:
             if running.waiting_for is not None:
                 running.waiting_for.cancel()
-            sentence = self._authority.sentence(Refusal.RETIRED, running.call.tool)
-            running.caller.cut_off(
-                ToolReply(running.call.call_id, error=sentence, kind=Failure.REFUSED, closes=True)
-            )
-            self._on_event(
-                ToolCallEnded(
-                    running.call.call_id, running.call.tool, time.monotonic() - running.began, CUT_OFF
-                )
-            )
+            sentence = self._authority.sentence(Refusal.RETIRED, call.tool)
+            running.caller.cut_off(ToolReply(call.call_id, error=sentence, kind=Failure.REFUSED, closes=True))
+            if self.tools.on_event is not None:
+                self._on_event(ToolCallEnded(call.call_id, call.tool, running.seconds, CUT_OFF))
         return records
 
     def _refused(self, call: ToolCall, refusal: Refusal) -> ToolReply:
         kind = Failure.BUDGET if refusal is Refusal.SPENT else Failure.REFUSED
         return ToolReply(call.call_id, error=self._authority.sentence(refusal, call.tool), kind=kind)
 
-    def _run(self, running: _Running) -> ToolReply:
-        call = running.call
-        context = ToolCallContext(self._owner, self._kernel_id, self.cell_id, call.call_id, running.cancelled)
+    def _run(self, call: ToolCall, running: _Running) -> ToolReply:
         try:
-            value = self.tools.run(lambda: self._begin(running, context), self._kernel_id)
+            value = self.tools.context.copy().run(self._begin, call, running)
             if running.waiting_for is not None:
                 value = self._wait(running)
             return ToolReply(call.call_id, value)
@@ -178,10 +203,22 @@ class ToolGrant:
             _log.debug("tool %s failed", call.tool, exc_info=True)
             return ToolReply(call.call_id, error=failure_text(error), kind=Failure.TOOL)
 
-    def _begin(self, running: _Running, context: ToolCallContext) -> Any:
+    def _begin(self, call: ToolCall, running: _Running) -> Any:
+        """Call the handler in the caller's context, with its thread-locals if a runner sets them."""
+        SERVING.set(self._serving)
+        runner = self.tools.runner
+        if runner is None:
+            return self._call(call, running)
+        return runner(lambda: self._call(call, running))
+
+    def _call(self, call: ToolCall, running: _Running) -> Any:
         """Call the handler; what an ``async`` one still has to do goes on in the same context."""
-        value = self.tools.tools.call(running.call.tool, running.call.arguments, context)
-        if inspect.isawaitable(value):
+        tools = self.tools.tools
+        context = None
+        if tools.wants_context(call.tool):
+            context = ToolCallContext(self._owner, self._kernel_id, self.cell_id, call.call_id, running)
+        value = tools.call(call.tool, call.arguments, context)
+        if type(value) not in _PLAIN and inspect.isawaitable(value):
             work = _awaited(value)
             try:
                 running.waiting_for = asyncio.run_coroutine_threadsafe(work, self.tools.loop())
@@ -194,7 +231,7 @@ class ToolGrant:
     def _wait(self, running: _Running) -> Any:
         if running.waiting_for is None:
             return None
-        if running.cancelled.is_set():  # the cell ended before there was anything to cancel
+        if running.is_set():  # the cell ended before there was anything to cancel
             running.waiting_for.cancel()
         return running.waiting_for.result()
 
@@ -223,8 +260,13 @@ def encoded(reply: ToolReply, tool: str = "the tool") -> bytes:
 
 def preview(arguments: dict[str, Any]) -> str:
     """Return arguments as a short text."""
-    shown = ", ".join(f"{name}={_preview.repr(value)}" for name, value in list(arguments.items())[:8])
-    return shown if len(shown) <= PREVIEW else f"{shown[: PREVIEW - 1]}…"
+    shown = ""
+    for name, value in arguments.items():
+        text = repr(value[:PREVIEW]) if type(value) is str else _preview.repr(value)
+        shown = f"{shown}, {name}={text}" if shown else f"{name}={text}"
+        if len(shown) > PREVIEW:
+            return f"{shown[: PREVIEW - 1]}…"
+    return shown
 
 
 def failure_text(error: BaseException) -> str:

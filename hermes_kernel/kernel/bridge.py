@@ -6,6 +6,7 @@ import itertools
 import os
 import socket
 import threading
+import time
 from collections import deque
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +16,8 @@ from ..wire import HALF_FRAME_TIMEOUT, Failure, FrameDecoder, Hello, ToolCall, T
 from .context import CELL, Cell
 
 MAX_CONNECTIONS = 32  # calls of this process that are under way at once; others wait for their turn
-READ_SIZE = 256 * 1024
+READ_SIZE = 64 * 1024
+FRESH = 0.5  # seconds after a call in which the host keeps the connection
 _PEEK = getattr(socket, "MSG_DONTWAIT", 0)  # Windows has none
 NO_CELL = (
     "this code belongs to no cell that has tools: it is another client's cell, or runs in a thread that was "
@@ -91,7 +93,7 @@ class ToolClient:
         with self._lock:
             while self._idle:
                 connection = self._idle.pop()
-                if connection.is_open():
+                if connection.is_open(time.monotonic()):
                     return connection, None
                 self._open.discard(connection)
                 connection.close()
@@ -172,6 +174,7 @@ class _Connection:
     def __init__(self, endpoint: Mapping[str, Any], token: str) -> None:
         self._socket = _connected(endpoint)
         self._decoder = FrameDecoder()
+        self._used_at = time.monotonic()
         try:
             self._socket.settimeout(HALF_FRAME_TIMEOUT)
             reply = self.ask(Hello(token).encode())
@@ -187,6 +190,7 @@ class _Connection:
         self._socket.sendall(frame)
         while not (frames := self._decoder.feed(self._read(self._socket.recv(READ_SIZE)))):
             pass
+        self._used_at = time.monotonic()
         return ToolReply.parse(frames[0])
 
     async def aask(self, frame: bytes) -> ToolReply:
@@ -197,10 +201,13 @@ class _Connection:
         while not (frames := self._decoder.feed(self._read(await loop.sock_recv(self._socket, READ_SIZE)))):
             pass
         self._socket.setblocking(True)
+        self._used_at = time.monotonic()
         return ToolReply.parse(frames[0])
 
-    def is_open(self) -> bool:
-        """Whether the host has not hung up while nobody called."""
+    def is_open(self, now: float) -> bool:
+        """Whether the host has not hung up while nobody called. It does not so soon after a call."""
+        if now - self._used_at < FRESH:
+            return True
         try:
             if not _PEEK:
                 self._socket.setblocking(False)

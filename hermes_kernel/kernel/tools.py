@@ -15,7 +15,8 @@ from .bridge import ToolClient
 from .context import Cell
 
 NAME = "hermes_tools"
-_REST = inspect.Parameter.VAR_POSITIONAL
+_ANY_WAY = inspect.Parameter.POSITIONAL_OR_KEYWORD
+_BY_NAME = inspect.Parameter.KEYWORD_ONLY
 _NAMED_REST = inspect.Parameter.VAR_KEYWORD
 
 
@@ -118,8 +119,13 @@ class _Tool:
         self._client = client
         self._doc = str(entry["description"])
         self._signature = inspect.Signature([_parameter(described) for described in entry["parameters"]])
-        kinds = {p.name: p.kind for p in self._signature.parameters.values()}
-        self._named_rest = next((name for name, kind in kinds.items() if kind is _NAMED_REST), None)
+        parameters = self._signature.parameters.values()
+        self._named_rest = next((p.name for p in parameters if p.kind is _NAMED_REST), None)
+        self._places = tuple(p.name for p in parameters if p.kind is _ANY_WAY)
+        # Where every parameter can be given by its name, most calls need no more than this to be bound.
+        self._is_simple = all(p.kind in (_ANY_WAY, _BY_NAME) for p in parameters)
+        self._names = frozenset(p.name for p in parameters)
+        self._required = frozenset(p.name for p in parameters if p.default is p.empty)
 
     def function(self) -> Callable[..., Any]:
         """Return the function that calls the tool."""
@@ -149,6 +155,18 @@ class _Tool:
 
     def _arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Bind and check what is given; raises TypeError that names what is wrong, and nothing was sent."""
+        bound = self._bound(args, kwargs)
+        for name, value in bound.items():
+            if type(value) is not str:
+                check_json(value, f"{self.name}(): {name}")
+        return bound
+
+    def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        if self._is_simple and len(args) <= len(self._places):
+            bound = {**dict(zip(self._places, args, strict=False)), **kwargs}
+            names = bound.keys()
+            if len(bound) == len(args) + len(kwargs) and self._required <= names <= self._names:
+                return bound
         try:
             bound = self._signature.bind(*args, **kwargs).arguments
         except TypeError as error:
@@ -156,8 +174,6 @@ class _Tool:
         if self._named_rest in bound:
             others = bound.pop(self._named_rest)
             bound.update(others)
-        for name, value in bound.items():
-            check_json(value, f"{self.name}(): {name}")
         return bound
 
 
