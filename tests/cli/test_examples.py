@@ -21,6 +21,16 @@ def test_the_tour_runs_and_is_stored_without_outputs() -> None:
     assert "Zugspitze" in ended.out
 
 
+def test_the_tools_demo_runs_and_is_stored_without_outputs() -> None:
+    demo = ROOT / "examples" / "tools_demo.ipynb"
+    notebook = read_notebook(demo)
+    assert all(not cell.outputs for cell in notebook.cells if cell.cell_type == "code")
+    ended = hermes("run", demo, "--tools", "examples.tools_demo:TOOLS", cwd=ROOT)
+    assert ended.code == 0, ended.err
+    for shown in ("write_note(name: str, text: str)", "1009650", "'Oslo': '717,710 people'", "only SELECT"):
+        assert shown in ended.out
+
+
 def test_the_agent_loop_runs_from_anywhere(tmp_path: Path) -> None:
     ended = ran_python(ROOT / "examples" / "agent_loop.py", cwd=tmp_path)
     assert "state was lost" in ended
@@ -48,9 +58,16 @@ def test_the_readmes_example_of_many_conversations_shows_what_it_says(tmp_path: 
     assert ran_python(example, cwd=tmp_path) == "ERROR RESET\n1\n"
 
 
-def test_the_readmes_nbclient_example_runs(tmp_path: Path) -> None:
+def test_the_readmes_example_of_tools_shows_what_it_says(tmp_path: Path) -> None:
     example = tmp_path / "example.py"
     example.write_text(readme_blocks()[2], encoding="utf-8")
+    shown = ran_python(example, cwd=tmp_path)
+    assert shown == "40\n[('in_stock', \"part='bolt'\"), ('in_stock', \"part='nut'\")]\n"
+
+
+def test_the_readmes_nbclient_example_runs(tmp_path: Path) -> None:
+    example = tmp_path / "example.py"
+    example.write_text(readme_blocks()[3], encoding="utf-8")
     assert "40 rows" in ran_python(example, cwd=ROOT)
 
 
