@@ -21,6 +21,12 @@ UNPACKER = "jupyter_client.session.json_unpacker"
 MAX_FRAME = 16 * 1024 * 1024
 """Bytes of one frame of the tool bridge, without its header."""
 
+MAX_NESTED = 1_000_000
+"""Lists and objects in one call: reading them takes the host's GIL, whatever they are worth."""
+
+MAX_HELLO = 4096
+"""Bytes of the first frame of a connection."""
+
 HALF_FRAME_TIMEOUT = 10.0
 """Seconds for the rest of a frame that has begun, and for a new connection to say who it is."""
 
@@ -94,7 +100,7 @@ class Hello(NamedTuple):
     @classmethod
     def parse(cls, body: bytes) -> "Hello":
         """Read the first frame of a connection; raises WireError."""
-        return cls(_text(_object(body), "hello"))
+        return cls(_text(_object(body, _untrusted), "hello"))
 
     def encode(self) -> bytes:
         """Return the frame."""
@@ -112,7 +118,8 @@ class ToolCall(NamedTuple):
     @classmethod
     def parse(cls, body: bytes) -> "ToolCall":
         """Read a call; raises WireError, with the call's id where there is one."""
-        frame = _object(body)
+        _check_nested(body)
+        frame = _object(body, _untrusted)
         call_id = frame.get("id")
         if type(call_id) is not int:
             raise WireError(f"id is a {type(call_id).__name__}, not a whole number")
@@ -126,7 +133,9 @@ class ToolCall(NamedTuple):
 
     def encode(self) -> bytes:
         """Return the frame; raises WireError if it is too large."""
-        return _frame({"id": self.call_id, "cell": self.cell, "tool": self.tool, "args": self.arguments})
+        frame = _frame({"id": self.call_id, "cell": self.cell, "tool": self.tool, "args": self.arguments})
+        _check_nested(frame)
+        return frame
 
 
 class BadCallError(WireError):
@@ -185,12 +194,18 @@ class Failure:
 class FrameDecoder:
     """Bytes in, whole frames out, however the stream was cut."""
 
+    limit: int = MAX_FRAME
     _buffer: bytearray = field(default_factory=bytearray, init=False)
 
     @property
     def has_part(self) -> bool:
         """Whether a frame has begun and is not whole."""
         return bool(self._buffer)
+
+    @property
+    def waiting(self) -> int:
+        """The bytes of the frame that has begun."""
+        return len(self._buffer)
 
     def feed(self, data: bytes) -> list[bytes]:
         """Take in what was read and return the bodies of the frames that are whole now.
@@ -199,7 +214,7 @@ class FrameDecoder:
         """
         if not self._buffer and len(data) >= _HEADER.size:
             (size,) = _HEADER.unpack_from(data)
-            if len(data) == _HEADER.size + size:  # most often it is one frame
+            if len(data) == _HEADER.size + size and size <= self.limit:  # most often it is one frame
                 return [data[_HEADER.size :]]
         self._buffer += data
         frames = []
@@ -211,8 +226,8 @@ class FrameDecoder:
         if len(self._buffer) < _HEADER.size:
             return None
         (size,) = _HEADER.unpack_from(self._buffer)
-        if size > MAX_FRAME:
-            raise WireError(f"a frame of {size} bytes is announced; it may have {MAX_FRAME}")
+        if size > self.limit:
+            raise WireError(f"a frame of {size} bytes is announced; it may have {self.limit}")
         end = _HEADER.size + size
         if len(self._buffer) < end:
             return None
@@ -226,7 +241,17 @@ def _refuse_constant(name: str) -> Any:
 
 
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"{text[:40]} is too large a number")
+    return number
+
+
 _decoder = json.JSONDecoder(parse_constant=_refuse_constant)
+_untrusted = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)
 
 
 def _frame(content: dict[str, Any]) -> bytes:
@@ -237,10 +262,15 @@ def _frame(content: dict[str, Any]) -> bytes:
     return _HEADER.pack(len(body)) + body
 
 
-def _object(body: bytes) -> dict[str, Any]:
+def _check_nested(body: bytes) -> None:
+    if len(body) > MAX_NESTED and body.count(b"[") + body.count(b"{") > MAX_NESTED:
+        raise WireError(f"it has more than {MAX_NESTED} lists and objects; send them as one text")
+
+
+def _object(body: bytes, decoder: json.JSONDecoder = _decoder) -> dict[str, Any]:
     try:
         text = body.decode("utf-8", "surrogatepass")
-        content, end = _decoder.raw_decode(text)
+        content, end = decoder.raw_decode(text)
         if end != len(text) and text[end:].strip():
             raise ValueError("there is more behind it")
     except (ValueError, RecursionError) as error:

@@ -91,6 +91,7 @@ class CellResult:
     tool_calls: tuple[ToolCallRecord, ...] = ()
     tool_errors: tuple[dict[str, str], ...] = ()
     late_output: tuple[LateOutput, ...] = ()
+    _calls_made: int = 0
     _message: str | None = None
     _lost_stdout: int = 0
 
@@ -107,7 +108,7 @@ class CellResult:
             status=_status_word(self.status, self.exit_code),
             output=self._output(),
             exit_code=self.exit_code,
-            tool_calls_made=len(self.tool_calls),
+            tool_calls_made=self._calls_made,
             duration_seconds=round(self.duration, 2),
             stdout_truncated=self._lost_stdout > 0,
             stdout_bytes_captured=captured,
@@ -192,12 +193,13 @@ def cell_result(
     lost_bytes: Mapping[str, int] = MappingProxyType({}),
     note: str | None = None,
     tool_calls: tuple[ToolCallRecord, ...] = (),
+    calls_made: int = 0,
 ) -> CellResult:
     """Build the result of a settled call.
 
     *execution_count* is the kernel's last known one, *signal* the name of the signal that ended its process
     and *lost_bytes* what was written to each stream and could not be saved from a kernel that ended; *note*
-    is said in the warning. *tool_calls*: what the cell has called.
+    is said in the warning. *tool_calls*: what the cell has called, the first of *calls_made*.
     """
     if settlement.error is not None and outputs.error is None:
         outputs.fail(settlement.error)
@@ -223,6 +225,7 @@ def cell_result(
         warning=_warning(settlement, report, lost, note),
         tool_calls=tool_calls,
         tool_errors=tuple(_tool_errors(tool_calls)),
+        _calls_made=calls_made,
         _message=message,
         _lost_stdout=lost_bytes.get("stdout", 0),
     )

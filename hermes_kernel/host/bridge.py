@@ -23,6 +23,8 @@ from ..cell.result import ToolCallRecord
 from ..lifecycle.key import Owner
 from ..wire import (
     HALF_FRAME_TIMEOUT,
+    MAX_FRAME,
+    MAX_HELLO,
     BadCallError,
     Failure,
     FrameDecoder,
@@ -36,10 +38,12 @@ from .supervisor import Supervisor
 
 MAX_CONNECTIONS = 128  # of one kernel; each has a thread
 IDLE = 1.0  # seconds without a call after which a connection may have to make room for a new one
-BACKLOG = 128
+BACKLOG = 1024
 ACCEPT_AGAIN = 0.2  # seconds until the next try when the process has no descriptor left
 REMEMBERED = 4096  # tokens of cells that are over, so that a late call is told so
 READ_SIZE = 64 * 1024
+LARGE = 1024 * 1024  # bytes of a frame from which on it waits for its turn
+LARGE_AT_ONCE = 4  # of one kernel, in memory and not whole yet
 LOOPBACK = "127.0.0.1"
 
 UNAUTHORIZED = "Unauthorized: this connection has not shown the kernel's token."
@@ -75,6 +79,8 @@ class KernelBridge:
         self._grants: dict[str, ToolGrant] = {}
         self._retired: OrderedDict[str, None] = OrderedDict()
         self._connections: OrderedDict[_Connection, None] = OrderedDict()
+        self.large_frames = threading.BoundedSemaphore(LARGE_AT_ONCE)
+        self.large_parse = threading.Lock()  # reading one keeps the GIL: not two in a row
         self._delivered: str | None = None
 
     def open(self) -> None:
@@ -133,8 +139,8 @@ class KernelBridge:
         """Whether a connection comes from the kernel."""
         return hmac.compare_digest(hello.token.encode("utf-8", "replace"), self._token.encode())
 
-    def serve(self, call: ToolCall, connection: "_Connection") -> ToolReply | None:
-        """Serve a call under the cell that its token names; None if the connection is of no use any more."""
+    def serve(self, call: ToolCall, connection: "_Connection") -> ToolReply:
+        """Serve a call under the cell that its token names."""
         with self._lock:
             grant = self._grants.get(call.cell)
             was_known = call.cell in self._retired
@@ -212,8 +218,9 @@ class _Connection:
         self._lock = threading.Lock()
         self._is_known = False
         self._serving = False
+        self._is_answered = False
         self._last_used = time.monotonic()
-        self._decoder = FrameDecoder()
+        self._decoder = FrameDecoder(MAX_HELLO)
         self._frames: list[bytes] = []
 
     def start(self) -> None:
@@ -237,11 +244,15 @@ class _Connection:
     def cut_off(self, reply: ToolReply) -> None:
         """Answer for a handler that has not, without waiting, and read the connection no more."""
         with self._lock:
+            if self._is_answered:  # its own thread was faster
+                return
+            self._is_answered = True
             try:
                 self._peer.settimeout(0)
                 self._peer.send(reply.encode())
             except OSError:  # it is gone, or does not read
                 pass
+        self._bridge.forget(self)  # its place is free, whenever the handler returns
         self.hang_up()
 
     def hang_up(self) -> None:
@@ -264,7 +275,9 @@ class _Connection:
             if self._greet():
                 while (frame := self._read()) is not None and self._serve(frame):
                     pass
-        except (OSError, WireError) as error:  # the peer is gone, or is no client of ours
+        except WireError as error:  # the peer is no client of ours
+            self._send_last(ToolReply(0, error=str(error), kind=Failure.REFUSED, closes=True))
+        except OSError as error:  # it is gone
             _log.debug("a tool connection has ended: %s", error)
         except Exception:  # noqa: BLE001  # the edge of the thread; the others go on
             _log.exception("serving a tool connection")
@@ -280,83 +293,115 @@ class _Connection:
             self._peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def _greet(self) -> bool:
-        """Read the first frame and answer it; return whether it was the right one."""
-        deadline = time.monotonic() + HALF_FRAME_TIMEOUT
-        try:
-            frame = self._read(deadline)
-            self._is_known = frame is not None and self._bridge.knows(Hello.parse(frame))
-        except WireError as error:
-            self._send(ToolReply(0, error=str(error), kind=Failure.REFUSED, closes=True).encode())
+        """Answer the first frame; return whether there was one. Raises WireError if it is wrong."""
+        frame = self._read(time.monotonic() + HALF_FRAME_TIMEOUT)
+        if frame is None:
             return False
-        if frame is not None:
-            refusal = None if self._is_known else UNAUTHORIZED
-            self._send(ToolReply(0, error=refusal, kind=Failure.REFUSED, closes=not self._is_known).encode())
-        return self._is_known
+        if not self._bridge.knows(Hello.parse(frame)):
+            raise WireError(UNAUTHORIZED)
+        self._is_known = True
+        self._decoder.limit = MAX_FRAME
+        self._send(ToolReply(0).encode())
+        return True
 
     def _serve(self, frame: bytes) -> bool:
         """Serve one frame; return whether the connection goes on."""
-        self._serving = True
+        self._is_answered, self._serving = False, True
         tool = ""
         try:
-            call = ToolCall.parse(frame)
+            call = self._parsed(frame)
             tool = call.tool
             reply = self._bridge.serve(call, self)
         except BadCallError as error:
             reply = ToolReply(error.call_id, error=f"no tool call: {error}", kind=Failure.REFUSED)
         except WireError as error:
             reply = ToolReply(0, error=f"no tool call: {error}", kind=Failure.REFUSED)
-        answer = None if reply is None else encoded(reply, tool)
+        answer = encoded(reply, tool)
         with self._lock:
             self._serving = False
-            self._last_used = time.monotonic()
-        if answer is None:
-            return False
+            if self._is_answered:  # the cell is over
+                return False
+            self._is_answered = True
+            if reply.kind != Failure.REFUSED:
+                self._last_used = time.monotonic()
         self._send(answer)
-        return True
+        return not reply.closes
+
+    def _parsed(self, frame: bytes) -> ToolCall:
+        if len(frame) <= LARGE:
+            return ToolCall.parse(frame)
+        with self._bridge.large_parse:
+            return ToolCall.parse(frame)
+
+    def _send_last(self, reply: ToolReply) -> None:
+        try:
+            self._send(reply.encode())
+        except OSError as error:
+            _log.debug("a tool connection has ended: %s", error)
 
     def _send(self, data: bytes) -> None:
         self._peer.sendall(data)
 
     def _read(self, deadline: float | None = None) -> bytes | None:
         """Return the next frame, None at the end. One that has begun must be whole within its time."""
-        if self._frames:
-            return self._frames.pop(0)
-        while True:
+        while not self._frames:
             if deadline is None and self._decoder.has_part:
                 deadline = time.monotonic() + HALF_FRAME_TIMEOUT
-            if deadline is not None:
-                self._peer.settimeout(max(deadline - time.monotonic(), 0.001))
-            try:
-                data = self._peer.recv(READ_SIZE)
-            except TimeoutError:
-                raise WireError("half a frame, and then silence") from None
-            finally:
-                if deadline is not None:
-                    self._peer.settimeout(None)
-            if not data:
+            if deadline is not None and self._decoder.waiting > LARGE:
+                return self._read_large(deadline)
+            if not self._read_some(deadline):
                 return None
-            try:
-                self._frames = self._decoder.feed(data)
-            except WireError as error:
-                self._send(ToolReply(0, error=str(error), kind=Failure.REFUSED, closes=True).encode())
-                raise
-            if self._frames:
-                return self._frames.pop(0)
+        return self._frames.pop(0)
+
+    def _read_large(self, deadline: float) -> bytes | None:
+        """Read the rest of a large frame when it is its turn: few of them are in memory at once."""
+        turn = self._bridge.large_frames
+        if not turn.acquire(timeout=max(deadline - time.monotonic(), 0)):
+            raise WireError("too many large calls at once")
+        try:
+            while not self._frames:
+                if not self._read_some(deadline):
+                    return None
+            return self._frames.pop(0)
+        finally:
+            turn.release()
+
+    def _read_some(self, deadline: float | None) -> bool:
+        """Take in what one read gives; return whether it was not the end."""
+        if deadline is not None:
+            self._peer.settimeout(max(deadline - time.monotonic(), 0.001))
+        try:
+            data = self._peer.recv(READ_SIZE)
+            if deadline is not None and time.monotonic() > deadline:  # it comes, and never ends
+                raise TimeoutError
+        except TimeoutError:
+            raise WireError("half a frame, and then silence") from None
+        finally:
+            if deadline is not None:
+                self._peer.settimeout(None)
+        self._frames += self._decoder.feed(data)
+        return bool(data)
 
 
 def _listen(place: Mapping[str, Any]) -> tuple[socket.socket, dict[str, Any]]:
     """Make the listening socket; return it and its address, as the kernel is told it."""
     if place.get("transport") == "unix" and hasattr(socket, "AF_UNIX"):
         path = str(place["path"])
+        endpoint = {"transport": "unix", "path": path}
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             listener.bind(path)
+        except OSError:
+            listener.close()
+            raise
+        try:
             os.chmod(path, 0o600)
             listener.listen(BACKLOG)
         except OSError:
             listener.close()
+            _remove(endpoint)
             raise
-        return listener, {"transport": "unix", "path": path}
+        return listener, endpoint
     listener = socket.create_server((LOOPBACK, 0), backlog=BACKLOG)
     return listener, {"transport": "tcp", "ip": LOOPBACK, "port": listener.getsockname()[1]}
 

@@ -19,8 +19,9 @@ from ..cell.result import ToolCallRecord
 from ..cell.tools import ToolCallContext, ToolSet
 from ..errors import ToolError
 from ..lifecycle.key import Owner
-from ..wire import Failure, ToolCall, ToolReply, WireError
+from ..wire import Failure, ToolCall, ToolReply
 
+RECORDS = 1000  # calls of one cell that are told one by one; more are only counted
 PREVIEW = 80  # characters of a call's arguments in its record
 ERROR_TEXT = 300  # characters of a call's error in its record
 ERROR_SENT = 20_000  # characters of a handler's error that its cell sees
@@ -29,6 +30,7 @@ CUT_OFF = "The cell ended before the tool answered; the result is dropped."
 SERVING = contextvars.ContextVar[frozenset[str]]("hermes_serving", default=frozenset())
 """The kernels whose cells wait for the handler that runs here: a call of one of them would never end."""
 
+Waiting = concurrent.futures.Future[Any]
 _PLAIN = (str, dict, list, int, float, bool, type(None))
 _log = logging.getLogger(__name__)
 _preview = reprlib.Repr()
@@ -64,6 +66,7 @@ class _Running:
     __slots__ = (
         "_event",
         "_is_over",
+        "_lock",
         "args",
         "began",
         "call",
@@ -74,7 +77,8 @@ class _Running:
         "waiting_for",
     )
 
-    def __init__(self, call: ToolCall, caller: Caller) -> None:
+    def __init__(self, call: ToolCall, caller: Caller, lock: threading.Lock) -> None:
+        self._lock = lock
         self.call: ToolCall | None = call
         self.caller = caller
         self.tool = call.tool
@@ -91,9 +95,10 @@ class _Running:
         self.seconds = time.monotonic() - self.began
         self.error = error
         self.call = None
+        self.waiting_for = None
 
     def cut_off(self) -> None:
-        """The cell has ended before the handler."""
+        """The cell has ended before the handler. Under the lock."""
         self._is_over = True
         if self._event is not None:
             self._event.set()
@@ -104,9 +109,10 @@ class _Running:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait for the end of the cell."""
-        event = self._event = self._event or threading.Event()
-        if self._is_over:  # looked at once the event is there for who ends the call
-            event.set()
+        with self._lock:
+            event = self._event = self._event or threading.Event()
+            if self._is_over:
+                event.set()
         return event.wait(timeout)
 
     @property
@@ -135,31 +141,32 @@ class ToolGrant:
         self._authority = CellAuthority(tools.tools.names, tools.limit)
         self._serving = tools.context.run(SERVING.get) | {kernel_id}
         self._running: set[_Running] = set()
-        self._calls: list[_Running] = []  # in the order in which they began
+        self._calls: list[_Running] = []  # in the order in which they began, the first RECORDS of them
         self._lock = threading.Lock()
 
-    def serve(self, call: ToolCall, caller: Caller) -> ToolReply | None:
+    def serve(self, call: ToolCall, caller: Caller) -> ToolReply:
         """Serve one call on the calling thread, however long its handler takes.
 
-        None if the cell has ended meanwhile: then *caller* has been answered already.
+        If the cell ends meanwhile, *caller* is told so at once, and what the handler returns is dropped.
         """
         tool = self.tools.tools.tools.get(call.tool)
         if tool is not None and (wrong := tool.refuse_arguments(call.arguments)):
             return ToolReply(call.call_id, error=wrong, kind=Failure.ARGUMENTS)
-        running = _Running(call, caller)
+        running = _Running(call, caller, self._lock)
         with self._lock:
             refusal = self._authority.admit(call.tool)
             if refusal is None:
-                self._calls.append(running)
+                if len(self._calls) < RECORDS:
+                    self._calls.append(running)
                 self._running.add(running)
         if refusal is not None:
             return self._refused(call, refusal)
         if self.tools.on_event is not None:
             self._on_event(ToolCallStarted(call.call_id, call.tool, running.args))
-        reply = self._run(call, running)
+        reply = ToolReply(call.call_id) if running.is_set() else self._run(call, running)
         with self._lock:
             if running not in self._running:
-                return None
+                return self._cut_off(call)
             self._running.discard(running)
             running.end(_error_of(reply))
         if self.tools.on_event is not None:
@@ -168,24 +175,32 @@ class ToolGrant:
 
     def retire(self) -> tuple[ToolCallRecord, ...]:
         """The cell is over: refuse what comes, cancel what runs; return what was called. Idempotent."""
-        cut_off: list[tuple[ToolCall, _Running]] = []
+        cut_off: list[tuple[ToolCall, _Running, Waiting | None]] = []
         with self._lock:
             self._authority.retire()
             for running in self._running:
                 if running.call is not None:
-                    cut_off.append((running.call, running))
+                    cut_off.append((running.call, running, running.waiting_for))
                 running.cut_off()
                 running.end(CUT_OFF)
             self._running.clear()
             records = tuple(running.record for running in self._calls)
-        for call, running in cut_off:
-            if running.waiting_for is not None:
-                running.waiting_for.cancel()
-            sentence = self._authority.sentence(Refusal.RETIRED, call.tool)
-            running.caller.cut_off(ToolReply(call.call_id, error=sentence, kind=Failure.REFUSED, closes=True))
+        for call, running, waiting in cut_off:
+            if waiting is not None:
+                _give_up(waiting, self.tools.loop)
+            running.caller.cut_off(self._cut_off(call))
             if self.tools.on_event is not None:
                 self._on_event(ToolCallEnded(call.call_id, call.tool, running.seconds, CUT_OFF))
         return records
+
+    def _cut_off(self, call: ToolCall) -> ToolReply:
+        sentence = self._authority.sentence(Refusal.RETIRED, call.tool)
+        return ToolReply(call.call_id, error=sentence, kind=Failure.REFUSED, closes=True)
+
+    @property
+    def calls_made(self) -> int:
+        """How many calls were served, also those that are not told."""
+        return self._authority.spent
 
     def _refused(self, call: ToolCall, refusal: Refusal) -> ToolReply:
         kind = Failure.BUDGET if refusal is Refusal.SPENT else Failure.REFUSED
@@ -194,8 +209,8 @@ class ToolGrant:
     def _run(self, call: ToolCall, running: _Running) -> ToolReply:
         try:
             value = self.tools.context.copy().run(self._begin, call, running)
-            if running.waiting_for is not None:
-                value = self._wait(running)
+            if (waiting := running.waiting_for) is not None:
+                value = self._wait(running, waiting)
             return ToolReply(call.call_id, value)
         except concurrent.futures.CancelledError:
             return ToolReply(call.call_id, error=f"{call.tool} was cancelled", kind=Failure.TOOL)
@@ -228,12 +243,10 @@ class ToolGrant:
             return None
         return value
 
-    def _wait(self, running: _Running) -> Any:
-        if running.waiting_for is None:
-            return None
+    def _wait(self, running: _Running, waiting: Waiting) -> Any:
         if running.is_set():  # the cell ended before there was anything to cancel
-            running.waiting_for.cancel()
-        return running.waiting_for.result()
+            _give_up(waiting, self.tools.loop)
+        return waiting.result()
 
     def _on_event(self, event: CellEvent) -> None:
         on_event = self.tools.on_event
@@ -253,7 +266,7 @@ def encoded(reply: ToolReply, tool: str = "the tool") -> bytes:
     """Return the frame of a reply; a result that cannot be sent becomes an error that says why."""
     try:
         return reply.encode()
-    except (TypeError, ValueError, RecursionError, WireError) as error:
+    except Exception as error:  # noqa: BLE001  # its parts may be of the handler's own classes
         why = f"{tool} returned what cannot be sent: {str(error)[:ERROR_SENT]}"
         return ToolReply(reply.call_id, error=why, kind=Failure.TOOL).encode()
 
@@ -273,7 +286,7 @@ def failure_text(error: BaseException) -> str:
     """Return what a cell sees of a handler's exception: a ToolError's own text, else its name before it."""
     try:
         text = str(error)
-    except Exception as broken:  # noqa: BLE001  # the handler's own class
+    except BaseException as broken:  # noqa: BLE001  # the handler's own class, which may do anything
         text = f"<str() failed: {type(broken).__name__}>"
     if not isinstance(error, ToolError):
         text = f"{type(error).__name__}: {text}" if text else type(error).__name__
@@ -283,10 +296,31 @@ def failure_text(error: BaseException) -> str:
 def _error_of(reply: ToolReply) -> str | None:
     """The error of a call for its record: also one that the tool's own result tells."""
     error: object = reply.error
-    if error is None and isinstance(reply.value, dict):
-        error = reply.value.get("error") or None
-    return None if error is None else str(error)[:ERROR_TEXT]
+    try:
+        if error is None and isinstance(reply.value, dict):
+            error = reply.value.get("error") or None
+        return None if error is None else str(error)[:ERROR_TEXT]
+    except BaseException as broken:  # noqa: BLE001  # the handler's own class, which may do anything
+        return f"<an error that cannot be shown: {type(broken).__name__}>"
 
 
 async def _awaited(value: Any) -> Any:
-    return await value
+    try:
+        return await value
+    except (SystemExit, KeyboardInterrupt) as error:  # it would end the loop, and all that runs on it
+        raise ToolError(failure_text(error)) from error
+
+
+def _give_up(waiting: Waiting, loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    """Cancel what an ``async`` handler does. A loop that is closed cannot be told, and will not answer."""
+    try:
+        is_closed = loop().is_closed()
+    except RuntimeError:  # the registry is closed, and its loop with it
+        is_closed = True
+    if not is_closed:
+        waiting.cancel()
+        return
+    try:
+        waiting.set_exception(ToolError(CUT_OFF))
+    except concurrent.futures.InvalidStateError:  # it has answered after all
+        pass

@@ -440,4 +440,5 @@ def _result(
         lost_bytes=outcome.lost_bytes,
         note=outcome.note,
         tool_calls=outcome.tool_calls,
+        calls_made=outcome.calls_made,
     )

@@ -59,6 +59,7 @@ class CellOutcome:
     note: str | None = None
     lost_bytes: Mapping[str, int] = field(default_factory=dict)
     tool_calls: tuple[ToolCallRecord, ...] = ()
+    calls_made: int = 0
 
 
 class KernelSession:
@@ -239,7 +240,7 @@ class KernelSession:
             calls = self._bridge.retire(grant)
         if outcome.settlement.execution_count is not None:
             self._bridge.delivered(grant)
-        return replace(outcome, tool_calls=calls)
+        return replace(outcome, tool_calls=calls, calls_made=grant.calls_made)
 
     async def _execute(
         self,

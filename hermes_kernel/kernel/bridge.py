@@ -5,11 +5,14 @@ import concurrent.futures
 import itertools
 import os
 import socket
+import struct
+import sys
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import ToolBudgetExceeded, ToolError
 from ..wire import HALF_FRAME_TIMEOUT, Failure, FrameDecoder, Hello, ToolCall, ToolReply, WireError
@@ -17,6 +20,7 @@ from .context import CELL, Cell
 
 MAX_CONNECTIONS = 32  # calls of this process that are under way at once; others wait for their turn
 READ_SIZE = 64 * 1024
+CONNECT_AGAIN = 0.02  # seconds
 FRESH = 0.5  # seconds after a call in which the host keeps the connection
 _PEEK = getattr(socket, "MSG_DONTWAIT", 0)  # Windows has none
 NO_CELL = (
@@ -42,124 +46,108 @@ class ToolClient:
         """Take the token that proves to the host that a connection comes from this kernel."""
         self._token = token
 
+    @property
+    def under_way(self) -> int:
+        """How many calls have a connection, or the right to open one."""
+        return len(self._leases)
+
     def call(self, name: str, arguments: dict[str, Any]) -> Any:
         """Call a tool and return its result; raises ToolError or one of its kinds."""
         cell = _cell()
-        frame = _encoded(next(self._ids), cell, name, arguments)
-        connection, turn = self._free()
-        if turn is not None:
-            try:
-                connection = turn.result()
-            except BaseException:  # interrupted
-                self._give_up(turn)
-                raise
-        if connection is None:
-            connection = self._connect(cell.endpoint)
+        request = _request(next(self._ids), cell, name, arguments)
+        lease = _Lease()
         try:
-            reply = connection.ask(frame)
+            self._lend(lease, may_wait=not _in_event_loop())
+            if lease.turn is not None:
+                lease.connection = lease.turn.result()
+            if lease.connection is None:
+                lease.connection = self._opened(cell.endpoint)
+                lease.connection.greet(self._token)
+            reply = lease.connection.ask(request)
+            lease.is_clean = not reply.closes
+        except _NotSent as error:
+            raise ToolError(f"the host cannot be reached for tools: {error}") from None
         except (OSError, WireError) as error:
-            raise self._lost(connection, error) from None
-        except BaseException:  # interrupted: the answer would be taken for another call's
-            self._drop(connection)
-            raise
-        self._give_back(connection, reply)
+            raise ToolError(f"{LOST}{error}") from None
+        finally:
+            self._leases.discard(lease)  # here, where no interrupt can come before it
+            self._take_back(lease)
         return _value(reply)
 
     async def acall(self, name: str, arguments: dict[str, Any]) -> Any:
         """Call a tool without blocking the event loop; a task that is cancelled drops the call."""
         cell = _cell()
-        frame = _encoded(next(self._ids), cell, name, arguments)
-        connection, turn = self._free()
-        if turn is not None:
-            try:
-                connection = await asyncio.wrap_future(turn)
-            except BaseException:  # cancelled
-                self._give_up(turn)
-                raise
-        if connection is None:
-            connection = self._connect(cell.endpoint)
+        request = _request(next(self._ids), cell, name, arguments)
+        lease = _Lease()
         try:
-            reply = await connection.aask(frame)
+            self._lend(lease, may_wait=True)
+            if lease.turn is not None:
+                lease.connection = await asyncio.wrap_future(lease.turn)
+            if lease.connection is None:
+                lease.connection = self._opened(cell.endpoint)
+                await lease.connection.agreet(self._token)
+            reply = await lease.connection.aask(request)
+            lease.is_clean = not reply.closes
+        except _NotSent as error:
+            raise ToolError(f"the host cannot be reached for tools: {error}") from None
         except (OSError, WireError) as error:
-            raise self._lost(connection, error) from None
-        except BaseException:  # cancelled
-            self._drop(connection)
-            raise
-        self._give_back(connection, reply)
+            raise ToolError(f"{LOST}{error}") from None
+        finally:
+            self._leases.discard(lease)  # here, where no interrupt can come before it
+            self._take_back(lease)
         return _value(reply)
 
-    def _free(self) -> "tuple[_Connection | None, Turn | None]":
-        """Return a connection that is free, None for leave to open one, and else the turn to wait for."""
+    def _lend(self, lease: "_Lease", *, may_wait: bool) -> None:
+        """Give the call a connection that is free, else leave to open one, else a turn to wait for."""
         with self._lock:
             while self._idle:
                 connection = self._idle.pop()
                 if connection.is_open(time.monotonic()):
-                    return connection, None
-                self._open.discard(connection)
-                connection.close()
-                self._count -= 1
-            if self._count < MAX_CONNECTIONS:
-                self._count += 1
-                return None, None
-            turn: Turn = concurrent.futures.Future()
-            self._waiting.append(turn)
-            return None, turn
+                    lease.connection = connection
+                    self._leases.add(lease)
+                    return
+                self._forget(connection)
+            if may_wait and len(self._leases) >= MAX_CONNECTIONS:
+                lease.turn = concurrent.futures.Future()
+                self._waiting.append(lease)
+            else:
+                self._leases.add(lease)
 
-    def _give_up(self, turn: "Turn") -> None:
-        """Do not wait any more; a turn that has just come goes to the next."""
+    def _take_back(self, lease: "_Lease") -> None:
+        """The call is over, however it ended: what it held goes to who has waited longest."""
         with self._lock:
-            has_come = not turn.cancel() and not turn.cancelled()
-        if has_come:
-            self._hand_on(turn.result())
+            if (turn := lease.turn) is not None and not turn.cancel() and lease.connection is None:
+                lease.connection = turn.result()  # it had just come
+            connection = lease.connection
+            if connection is not None and not lease.is_clean:
+                self._forget(connection)
+                connection = None
+            while self._waiting and len(self._leases) < MAX_CONNECTIONS:
+                waiting = self._waiting.popleft()
+                if waiting.turn is not None and waiting.turn.set_running_or_notify_cancel():
+                    self._leases.add(waiting)
+                    waiting.turn.set_result(connection)
+                    connection = None  # who comes next may open one
+            if connection is not None:
+                self._idle.append(connection)
 
-    def _connect(self, endpoint: Mapping[str, Any]) -> "_Connection":
-        try:
-            connection = _Connection(endpoint, self._token)
-        except BaseException as error:
-            self._hand_on(None)
-            if isinstance(error, OSError | WireError):
-                raise ToolError(f"the host cannot be reached for tools: {error}") from None
-            raise
+    def _opened(self, endpoint: Mapping[str, Any]) -> "_Connection":
+        connection = _Connection(endpoint)
         with self._lock:
             self._open.add(connection)
         return connection
 
-    def _give_back(self, connection: "_Connection", reply: ToolReply) -> None:
-        if reply.closes:
-            self._drop(connection)
-        else:
-            self._hand_on(connection)
-
-    def _lost(self, connection: "_Connection", error: Exception) -> ToolError:
-        self._drop(connection)
-        return ToolError(f"{LOST}{error}")
-
-    def _drop(self, connection: "_Connection") -> None:
-        with self._lock:
-            self._open.discard(connection)
+    def _forget(self, connection: "_Connection") -> None:
+        self._open.discard(connection)
         connection.close()
-        self._hand_on(None)
-
-    def _hand_on(self, connection: "_Connection | None") -> None:
-        """Give a connection, or the leave to open one, to who waits longest."""
-        with self._lock:
-            while self._waiting:
-                turn = self._waiting.popleft()
-                if turn.set_running_or_notify_cancel():
-                    turn.set_result(connection)
-                    return
-            if connection is None:
-                self._count -= 1
-            else:
-                self._idle.append(connection)
 
     def _reset(self) -> None:
         self._lock = threading.Lock()
         self._ids = itertools.count(1)
+        self._leases: set[_Lease] = set()
+        self._waiting: deque[_Lease] = deque()
         self._idle: list[_Connection] = []
-        self._open: set[_Connection] = set()
-        self._waiting: deque[Turn] = deque()
-        self._count = 0
+        self._open: weakref.WeakSet[_Connection] = weakref.WeakSet()
 
     def _after_fork(self) -> None:
         """In a forked child: the connections are the parent's."""
@@ -168,41 +156,80 @@ class ToolClient:
         self._reset()
 
 
+class _Lease:
+    """What one call holds: a connection, the right to open one, or a turn to wait for."""
+
+    __slots__ = ("connection", "is_clean", "turn")
+
+    def __init__(self) -> None:
+        self.connection: _Connection | None = None
+        self.turn: concurrent.futures.Future[_Connection | None] | None = None
+        self.is_clean = False  # whether the next call may use the connection
+
+
+class _NotSent(Exception):
+    """There is no connection, so nothing was sent on it."""
+
+
 class _Connection:
     """One connection, with at most one call under way."""
 
-    def __init__(self, endpoint: Mapping[str, Any], token: str) -> None:
-        self._socket = _connected(endpoint)
+    def __init__(self, endpoint: Mapping[str, Any]) -> None:
+        self._endpoint = endpoint
+        self._socket = _socket(endpoint)
         self._decoder = FrameDecoder()
         self._used_at = time.monotonic()
+
+    def greet(self, token: str) -> None:
+        """Connect, and show the kernel's token; raises _NotSent."""
         try:
+            # Not settimeout: without blocking, a unix socket does not wait for room in the host's backlog.
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(HALF_FRAME_TIMEOUT))
+            self._socket.connect(_address(self._endpoint))
             self._socket.settimeout(HALF_FRAME_TIMEOUT)
-            reply = self.ask(Hello(token).encode())
+            try:
+                self._socket.sendall(Hello(token).encode())
+            except (BrokenPipeError, ConnectionResetError):
+                pass  # the host has hung up, and has said why
+            _check_greeting(self._receive())
             self._socket.settimeout(None)
-            if reply.error is not None:
-                raise WireError(reply.error)
-        except BaseException:
-            self.close()
-            raise
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(0))
+        except (OSError, WireError) as error:
+            raise _NotSent(error) from None
 
-    def ask(self, frame: bytes) -> ToolReply:
-        """Send a frame and wait for its answer."""
-        self._socket.sendall(frame)
-        while not (frames := self._decoder.feed(self._read(self._socket.recv(READ_SIZE)))):
-            pass
+    async def agreet(self, token: str) -> None:
+        """Connect, and show the kernel's token, without blocking the event loop; raises _NotSent."""
+        try:
+            await asyncio.wait_for(self._agreet(token), HALF_FRAME_TIMEOUT)
+        except asyncio.TimeoutError:
+            raise _NotSent("timed out") from None
+        except (OSError, WireError) as error:
+            raise _NotSent(error) from None
+        self._socket.setblocking(True)
+
+    async def _agreet(self, token: str) -> None:
+        await self._aconnect()
+        try:
+            await asyncio.get_running_loop().sock_sendall(self._socket, Hello(token).encode())
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # the host has hung up, and has said why
+        _check_greeting(await self._areceive())
+
+    def ask(self, request: "_Request") -> ToolReply:
+        """Send a call and wait for its answer."""
+        self._socket.sendall(request.frame)
+        reply = self._receive()
         self._used_at = time.monotonic()
-        return ToolReply.parse(frames[0])
+        return request.checked(reply)
 
-    async def aask(self, frame: bytes) -> ToolReply:
-        """Send a frame and await its answer."""
-        loop = asyncio.get_running_loop()
+    async def aask(self, request: "_Request") -> ToolReply:
+        """Send a call and await its answer."""
         self._socket.setblocking(False)
-        await loop.sock_sendall(self._socket, frame)
-        while not (frames := self._decoder.feed(self._read(await loop.sock_recv(self._socket, READ_SIZE)))):
-            pass
+        await asyncio.get_running_loop().sock_sendall(self._socket, request.frame)
+        reply = await self._areceive()
         self._socket.setblocking(True)
         self._used_at = time.monotonic()
-        return ToolReply.parse(frames[0])
+        return request.checked(reply)
 
     def is_open(self, now: float) -> bool:
         """Whether the host has not hung up while nobody called. It does not so soon after a call."""
@@ -225,14 +252,57 @@ class _Connection:
         """Close the connection; the host drops a call that is under way."""
         self._socket.close()
 
+    async def _aconnect(self) -> None:
+        self._socket.setblocking(False)
+        if self._socket.family == socket.AF_INET:
+            await asyncio.get_running_loop().sock_connect(self._socket, _address(self._endpoint))
+            return
+        # While the host's backlog is full there is nothing that could be awaited.
+        while not self._connects():  # noqa: ASYNC110
+            await asyncio.sleep(CONNECT_AGAIN)
+
+    def _connects(self) -> bool:
+        try:
+            self._socket.connect(_address(self._endpoint))
+        except BlockingIOError:
+            return False
+        return True
+
+    def _receive(self) -> ToolReply:
+        while not (frames := self._decoder.feed(self._read(self._socket.recv(READ_SIZE)))):
+            pass
+        return self._only(frames)
+
+    async def _areceive(self) -> ToolReply:
+        loop = asyncio.get_running_loop()
+        while not (frames := self._decoder.feed(self._read(await loop.sock_recv(self._socket, READ_SIZE)))):
+            pass
+        return self._only(frames)
+
     def _read(self, data: bytes) -> bytes:
         if not data:
             raise ConnectionError("the host has hung up")
         return data
 
+    def _only(self, frames: list[bytes]) -> ToolReply:
+        """Read an answer; one that comes with more cannot be told from another call's."""
+        if len(frames) > 1 or self._decoder.has_part:
+            raise WireError("more came than one answer")
+        return ToolReply.parse(frames[0])
 
-Turn = concurrent.futures.Future[_Connection | None]
-"""A place in the queue for a connection; its result is one, or None for leave to open one."""
+
+class _Request(NamedTuple):
+    """A call, as it is sent."""
+
+    call_id: int
+    frame: bytes
+
+    def checked(self, reply: ToolReply) -> ToolReply:
+        """Return the reply, if it is one to this call; raises WireError."""
+        is_about_frame = reply.call_id == 0 and reply.error is not None
+        if reply.call_id != self.call_id and not is_about_frame:
+            raise WireError(f"the answer to call {reply.call_id} came for call {self.call_id}")
+        return reply
 
 
 def _cell() -> Cell:
@@ -242,9 +312,18 @@ def _cell() -> Cell:
     return cell
 
 
-def _encoded(call_id: int, cell: Cell, name: str, arguments: dict[str, Any]) -> bytes:
+def _in_event_loop() -> bool:
+    """Whether this thread runs an event loop, whose tasks may hold what a wait would wait for."""
     try:
-        return ToolCall(call_id, cell.token, name, arguments).encode()
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _request(call_id: int, cell: Cell, name: str, arguments: dict[str, Any]) -> _Request:
+    try:
+        return _Request(call_id, ToolCall(call_id, cell.token, name, arguments).encode())
     except WireError as error:
         raise ToolError(f"{name}() was not called: {error}") from None
 
@@ -257,18 +336,24 @@ def _value(reply: ToolReply) -> Any:
     raise (ToolBudgetExceeded if reply.kind == Failure.BUDGET else ToolError)(reply.error)
 
 
-def _connected(endpoint: Mapping[str, Any]) -> socket.socket:
+def _check_greeting(reply: ToolReply) -> None:
+    if reply.error is not None or reply.call_id != 0:
+        raise WireError(reply.error or "the host did not greet back")
+
+
+def _socket(endpoint: Mapping[str, Any]) -> socket.socket:
     if endpoint.get("transport") == "unix":
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        address: Any = endpoint["path"]
-    else:
-        connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        address = endpoint["ip"], endpoint["port"]
-    try:
-        connection.settimeout(HALF_FRAME_TIMEOUT)
-        connection.connect(address)
-    except BaseException:
-        connection.close()
-        raise
+        return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return connection
+
+
+def _address(endpoint: Mapping[str, Any]) -> Any:
+    return endpoint["path"] if endpoint.get("transport") == "unix" else (endpoint["ip"], endpoint["port"])
+
+
+def _timeval(seconds: float) -> bytes | int:
+    if sys.platform == "win32":
+        return int(seconds * 1000)
+    return struct.pack("@ll", int(seconds), 0)
