@@ -7,6 +7,7 @@ describes the frames.
 import json
 import math
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -108,12 +109,16 @@ class Hello(NamedTuple):
 
 
 class ToolCall(NamedTuple):
-    """A cell calls a tool. ``cell`` is the token that the cell was given, ``arguments`` are by name."""
+    """A cell calls a tool. ``cell`` is the token that the cell was given.
+
+    ``arguments`` are by name; ``place`` has those that can only be given by their place.
+    """
 
     call_id: int
     cell: str
     tool: str
     arguments: dict[str, Any]
+    place: Sequence[Any] = ()
 
     @classmethod
     def parse(cls, body: bytes) -> "ToolCall":
@@ -124,16 +129,21 @@ class ToolCall(NamedTuple):
         if type(call_id) is not int:
             raise WireError(f"id is a {type(call_id).__name__}, not a whole number")
         try:
-            arguments = frame.get("args")
+            arguments, place = frame.get("args"), frame.get("place", ())
             if not isinstance(arguments, dict):
                 raise WireError(f"args is a {type(arguments).__name__}, not an object")
-            return cls(call_id, _text(frame, "cell"), _text(frame, "tool"), arguments)
+            if not isinstance(place, list | tuple):
+                raise WireError(f"place is a {type(place).__name__}, not an array")
+            return cls(call_id, _text(frame, "cell"), _text(frame, "tool"), arguments, place)
         except WireError as error:
             raise BadCallError(call_id, str(error)) from None
 
     def encode(self) -> bytes:
         """Return the frame; raises WireError if it is too large."""
-        frame = _frame({"id": self.call_id, "cell": self.cell, "tool": self.tool, "args": self.arguments})
+        content = {"id": self.call_id, "cell": self.cell, "tool": self.tool, "args": self.arguments}
+        if self.place:
+            content["place"] = self.place
+        frame = _frame(content)
         _check_nested(frame)
         return frame
 

@@ -80,7 +80,14 @@ def test_what_is_packed_is_valid_utf8(value: Any) -> None:
 # -- the frames of the tool bridge ------------------------------------------------------------------------
 
 
-calls = st.builds(ToolCall, st.integers(0, 2**60), texts, texts, st.dictionaries(texts, values, max_size=3))
+calls = st.builds(
+    ToolCall,
+    st.integers(0, 2**60),
+    texts,
+    texts,
+    st.dictionaries(texts, values, max_size=3),
+    st.just(()) | st.lists(values, min_size=1, max_size=2),
+)
 
 
 def unframed(data: bytes) -> bytes:

@@ -108,7 +108,7 @@ class CellResult:
             status=_status_word(self.status, self.exit_code),
             output=self._output(),
             exit_code=self.exit_code,
-            tool_calls_made=self._calls_made,
+            tool_calls_made=max(self._calls_made, len(self.tool_calls)),
             duration_seconds=round(self.duration, 2),
             stdout_truncated=self._lost_stdout > 0,
             stdout_bytes_captured=captured,

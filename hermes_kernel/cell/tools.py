@@ -85,7 +85,12 @@ class Tool:
     def entry(self) -> dict[str, Any]:
         """The tool as the catalogue has it: name, description and parameters, all of it JSON."""
         description = self.description or (inspect.getdoc(self.handler) if self.handler else None) or ""
-        return {"name": self.name, "description": description, "parameters": self._parameters}
+        entry = {"name": self.name, "description": description, "parameters": self._parameters}
+        if self._own_signature is not None:
+            returned = self._own_signature.return_annotation
+            if returned is not inspect.Signature.empty:
+                entry["returns"] = _annotation_text(returned)
+        return entry
 
     @cached_property
     def _signature(self) -> inspect.Signature | None:
@@ -124,8 +129,8 @@ class Tool:
             return _of_schema(self.parameters)
         if self._signature is None:
             return [{"name": "arguments", "kind": _NAMED_REST.name}]
-        taken = (p for p in self._signature.parameters.values() if p.name != self._context_parameter)
-        return [_of_parameter(parameter) for parameter in taken]
+        own = self._own_signature
+        return [] if own is None else [_of_parameter(parameter) for parameter in own.parameters.values()]
 
     @cached_property
     def _kinds(self) -> dict[str, str]:
@@ -144,44 +149,54 @@ class Tool:
             if p["kind"] not in optional and "default" not in p and "default_text" not in p
         )
 
-    def refuse_arguments(self, arguments: Mapping[str, Any]) -> str | None:
-        """Say what is wrong with the names of *arguments*, None if nothing is."""
-        if missing := self._required - arguments.keys():
-            return f"{self.name}() misses {', '.join(sorted(missing))}"
-        if self._takes_others:
+    def refuse_arguments(self, arguments: Mapping[str, Any], place: Sequence[Any] = ()) -> str | None:
+        """Say what is wrong with the names and the number of a call's arguments, None if nothing is."""
+        names = arguments.keys()
+        if not place and self._required <= names and (self._takes_others or names <= self._kinds.keys()):
             return None
-        if unknown := arguments.keys() - self._kinds.keys():
-            return f"{self.name}() takes no {', '.join(sorted(unknown))[:100]!r}"
-        return None
+        if self._own_signature is not None:
+            try:
+                self._own_signature.bind(*place, **arguments)
+            except TypeError as error:
+                return f"{self.name}() {str(error)[:200]}"
+            return None
+        if missing := self._required - names:
+            return f"{self.name}() misses {', '.join(sorted(missing))}"
+        if place:
+            return f"{self.name}() takes its arguments by name"
+        return f"{self.name}() takes no {', '.join(sorted(names - self._kinds.keys()))[:100]!r}"
 
-    def call(self, arguments: dict[str, Any], context: ToolCallContext | None) -> Any:
+    def call(
+        self, arguments: dict[str, Any], context: ToolCallContext | None, place: Sequence[Any] = ()
+    ) -> Any:
         """Run the handler and return what it returns, an awaitable if it is ``async``."""
         if self.handler is None:
             raise ConfigError(f"tool {self.name!r} has no handler; give Tool(..., handler=...)")
-        named = dict(arguments)
-        if self._context_parameter is not None:
-            named[self._context_parameter] = context
-        if not self._in_order:
-            return self.handler(**named)
-        given: list[Any] = []
-        for name in self._in_order:
-            if name in named:
-                value = named.pop(name)
-                given += value if self._kinds.get(name) == _REST.name else [value]
-        return self.handler(*given, **named)
+        if self._context_parameter is None:
+            return self.handler(*place, **arguments)
+        given = list(place)
+        if self._context_place is not None and self._context_place <= len(given):
+            given.insert(self._context_place, context)
+            return self.handler(*given, **arguments)
+        return self.handler(*given, **{**arguments, self._context_parameter: context})
 
     @cached_property
-    def _in_order(self) -> tuple[str, ...]:
-        """The parameters that have to be given by their place."""
-        if self._signature is None:
-            return ()
-        parameters = self._signature.parameters.values()
-        # What stands before *args can be given by its place alone if there are any.
-        kinds = {parameter.kind for parameter in parameters}
-        if _REST in kinds:
-            named = (inspect.Parameter.KEYWORD_ONLY, _NAMED_REST)
-            return tuple(p.name for p in parameters if p.kind not in named)
-        return tuple(p.name for p in parameters if p.kind is _POSITIONAL)
+    def _own_signature(self) -> inspect.Signature | None:
+        """What a cell sees of the handler's signature; None where a schema says what the tool takes."""
+        if self.parameters is not None or self._signature is None:
+            return None
+        taken = [p for p in self._signature.parameters.values() if p.name != self._context_parameter]
+        return self._signature.replace(parameters=taken)
+
+    @cached_property
+    def _context_place(self) -> int | None:
+        """Where the context stands among what can be given by its place, None if it cannot."""
+        parameters = () if self._signature is None else self._signature.parameters.values()
+        by_place = [
+            p.name for p in parameters if p.kind in (_POSITIONAL, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        ]
+        name = self._context_parameter
+        return by_place.index(name) if name in by_place else None
 
 
 @runtime_checkable
@@ -254,19 +269,21 @@ class ToolSet:
     def _json(self) -> str:
         return json.dumps(self.catalogue)
 
-    def refuse_arguments(self, name: str, arguments: Mapping[str, Any]) -> str | None:
-        """Say what is wrong with the names of a call's arguments, None if nothing is."""
-        return self.tools[name].refuse_arguments(arguments)
-
     def wants_context(self, name: str) -> bool:
         """Whether a call of this tool is to be given its context."""
         return self.dispatcher is not None or self.tools[name].wants_context
 
-    def call(self, name: str, arguments: dict[str, Any], context: ToolCallContext | None) -> Any:
+    def call(
+        self,
+        name: str,
+        arguments: dict[str, Any],
+        context: ToolCallContext | None,
+        place: Sequence[Any] = (),
+    ) -> Any:
         """Serve one call; the result may be awaitable. *context* may be None where it is not wanted."""
         if self.dispatcher is not None and context is not None:
             return self.dispatcher.dispatch(name, arguments, context)
-        return self.tools[name].call(arguments, context)
+        return self.tools[name].call(arguments, context, place)
 
 
 NO_TOOLS = ToolSet({})
@@ -310,16 +327,18 @@ def _check_schema(name: str, schema: object) -> None:
 def _of_parameter(parameter: inspect.Parameter) -> dict[str, Any]:
     entry: dict[str, Any] = {"name": parameter.name, "kind": parameter.kind.name}
     if parameter.annotation is not parameter.empty:
-        annotation = parameter.annotation
-        shown = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
-        entry["annotation"] = shown
+        entry["annotation"] = _annotation_text(parameter.annotation)
     if parameter.default is not parameter.empty:
         _add_default(entry, parameter.default)
     return entry
 
 
+def _annotation_text(annotation: Any) -> str:
+    return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+
+
 def _of_schema(schema: Mapping[str, Any]) -> list[dict[str, Any]]:
-    required = list(schema.get("required") or ())
+    required = list(dict.fromkeys(schema.get("required") or ()))
     properties = schema.get("properties", {})
     ordered = [*required, *(name for name in properties if name not in required)]
     entries = []
@@ -336,7 +355,10 @@ def _of_schema(schema: Mapping[str, Any]) -> list[dict[str, Any]]:
             _add_default(entry, described.get("default"))
         entries.append(entry)
     if not all_named or schema.get("additionalProperties"):
-        entries.append({"name": "others", "kind": _NAMED_REST.name})
+        others = "others"
+        while others in properties:
+            others += "_"
+        entries.append({"name": others, "kind": _NAMED_REST.name})
     return entries
 
 

@@ -9,7 +9,7 @@ import reprlib
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -72,6 +72,7 @@ class _Running:
         "call",
         "caller",
         "error",
+        "number",
         "seconds",
         "tool",
         "waiting_for",
@@ -82,7 +83,8 @@ class _Running:
         self.call: ToolCall | None = call
         self.caller = caller
         self.tool = call.tool
-        self.args = preview(call.arguments)
+        self.args = preview(call.arguments, call.place)
+        self.number = 0  # among the calls of the cell
         self.began = time.monotonic()
         self.seconds = 0.0
         self.error: str | None = CUT_OFF
@@ -150,19 +152,20 @@ class ToolGrant:
         If the cell ends meanwhile, *caller* is told so at once, and what the handler returns is dropped.
         """
         tool = self.tools.tools.tools.get(call.tool)
-        if tool is not None and (wrong := tool.refuse_arguments(call.arguments)):
+        if tool is not None and (wrong := tool.refuse_arguments(call.arguments, call.place)):
             return ToolReply(call.call_id, error=wrong, kind=Failure.ARGUMENTS)
         running = _Running(call, caller, self._lock)
         with self._lock:
             refusal = self._authority.admit(call.tool)
             if refusal is None:
+                running.number = self._authority.spent
                 if len(self._calls) < RECORDS:
                     self._calls.append(running)
                 self._running.add(running)
         if refusal is not None:
             return self._refused(call, refusal)
         if self.tools.on_event is not None:
-            self._on_event(ToolCallStarted(call.call_id, call.tool, running.args))
+            self._on_event(ToolCallStarted(running.number, call.tool, running.args))
         reply = ToolReply(call.call_id) if running.is_set() else self._run(call, running)
         with self._lock:
             if running not in self._running:
@@ -170,7 +173,7 @@ class ToolGrant:
             self._running.discard(running)
             running.end(_error_of(reply))
         if self.tools.on_event is not None:
-            self._on_event(ToolCallEnded(call.call_id, call.tool, running.seconds, running.error))
+            self._on_event(ToolCallEnded(running.number, call.tool, running.seconds, running.error))
         return reply
 
     def retire(self) -> tuple[ToolCallRecord, ...]:
@@ -190,7 +193,7 @@ class ToolGrant:
                 _give_up(waiting, self.tools.loop)
             running.caller.cut_off(self._cut_off(call))
             if self.tools.on_event is not None:
-                self._on_event(ToolCallEnded(call.call_id, call.tool, running.seconds, CUT_OFF))
+                self._on_event(ToolCallEnded(running.number, call.tool, running.seconds, CUT_OFF))
         return records
 
     def _cut_off(self, call: ToolCall) -> ToolReply:
@@ -231,8 +234,8 @@ class ToolGrant:
         tools = self.tools.tools
         context = None
         if tools.wants_context(call.tool):
-            context = ToolCallContext(self._owner, self._kernel_id, self.cell_id, call.call_id, running)
-        value = tools.call(call.tool, call.arguments, context)
+            context = ToolCallContext(self._owner, self._kernel_id, self.cell_id, running.number, running)
+        value = tools.call(call.tool, call.arguments, context, call.place)
         if type(value) not in _PLAIN and inspect.isawaitable(value):
             work = _awaited(value)
             try:
@@ -271,12 +274,13 @@ def encoded(reply: ToolReply, tool: str = "the tool") -> bytes:
         return ToolReply(reply.call_id, error=why, kind=Failure.TOOL).encode()
 
 
-def preview(arguments: dict[str, Any]) -> str:
+def preview(arguments: Mapping[str, Any], place: Sequence[Any] = ()) -> str:
     """Return arguments as a short text."""
     shown = ""
-    for name, value in arguments.items():
+    for name, value in (*(("", value) for value in place), *arguments.items()):
         text = repr(value[:PREVIEW]) if type(value) is str else _preview.repr(value)
-        shown = f"{shown}, {name}={text}" if shown else f"{name}={text}"
+        text = f"{name}={text}" if name else text
+        shown = f"{shown}, {text}" if shown else text
         if len(shown) > PREVIEW:
             return f"{shown[: PREVIEW - 1]}…"
     return shown

@@ -11,9 +11,10 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from .. import wire
 from ..errors import ToolBudgetExceeded, ToolError
 from ..wire import HALF_FRAME_TIMEOUT, Failure, FrameDecoder, Hello, ToolCall, ToolReply, WireError
 from .context import CELL, Cell
@@ -51,10 +52,10 @@ class ToolClient:
         """How many calls have a connection, or the right to open one."""
         return len(self._leases)
 
-    def call(self, name: str, arguments: dict[str, Any]) -> Any:
+    def call(self, name: str, arguments: dict[str, Any], place: Sequence[Any] = ()) -> Any:
         """Call a tool and return its result; raises ToolError or one of its kinds."""
         cell = _cell()
-        request = _request(next(self._ids), cell, name, arguments)
+        request = _request(ToolCall(next(self._ids), cell.token, name, arguments, place))
         lease = _Lease()
         try:
             self._lend(lease, may_wait=not _in_event_loop())
@@ -68,16 +69,18 @@ class ToolClient:
         except _NotSent as error:
             raise ToolError(f"the host cannot be reached for tools: {error}") from None
         except (OSError, WireError) as error:
+            if not _is_of_this_file(error):  # a signal handler of the cell's has raised it
+                raise
             raise ToolError(f"{LOST}{error}") from None
         finally:
             self._leases.discard(lease)  # here, where no interrupt can come before it
             self._take_back(lease)
         return _value(reply)
 
-    async def acall(self, name: str, arguments: dict[str, Any]) -> Any:
+    async def acall(self, name: str, arguments: dict[str, Any], place: Sequence[Any] = ()) -> Any:
         """Call a tool without blocking the event loop; a task that is cancelled drops the call."""
         cell = _cell()
-        request = _request(next(self._ids), cell, name, arguments)
+        request = _request(ToolCall(next(self._ids), cell.token, name, arguments, place))
         lease = _Lease()
         try:
             self._lend(lease, may_wait=True)
@@ -142,7 +145,7 @@ class ToolClient:
         connection.close()
 
     def _reset(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a task that is collected gives back whenever that happens
         self._ids = itertools.count(1)
         self._leases: set[_Lease] = set()
         self._waiting: deque[_Lease] = deque()
@@ -312,6 +315,14 @@ def _cell() -> Cell:
     return cell
 
 
+def _is_of_this_file(error: BaseException) -> bool:
+    """Whether an exception was raised by a call that stands here, or in ``wire``."""
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    return traceback is not None and traceback.tb_frame.f_code.co_filename in (__file__, wire.__file__)
+
+
 def _in_event_loop() -> bool:
     """Whether this thread runs an event loop, whose tasks may hold what a wait would wait for."""
     try:
@@ -321,11 +332,11 @@ def _in_event_loop() -> bool:
     return True
 
 
-def _request(call_id: int, cell: Cell, name: str, arguments: dict[str, Any]) -> _Request:
+def _request(call: ToolCall) -> _Request:
     try:
-        return _Request(call_id, ToolCall(call_id, cell.token, name, arguments).encode())
+        return _Request(call.call_id, call.encode())
     except WireError as error:
-        raise ToolError(f"{name}() was not called: {error}") from None
+        raise ToolError(f"{call.tool}() was not called: {error}") from None
 
 
 def _value(reply: ToolReply) -> Any:

@@ -96,7 +96,11 @@ class HermesKernel(IPythonKernel):
             return None
         hermes = parent["metadata"].get("hermes")
         given = hermes.get("tools") if isinstance(hermes, dict) else None
-        return self.tools.enter(given, self.shell.user_ns)
+        try:
+            return self.tools.enter(given, self.shell.user_ns)
+        except Exception:  # whatever a cell has made of the module; the cell itself must have its reply
+            self.log.error("the cell runs without tools", exc_info=True)
+            return None
 
     async def do_execute(self, code: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Run the code. Whatever it does there is a reply, and a forked child of it never comes back here."""

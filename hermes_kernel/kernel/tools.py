@@ -15,9 +15,12 @@ from .bridge import ToolClient
 from .context import Cell
 
 NAME = "hermes_tools"
+AIO = f"{NAME}.aio"
+_BY_PLACE = inspect.Parameter.POSITIONAL_ONLY
+_REST = inspect.Parameter.VAR_POSITIONAL
+_NAMED_REST = inspect.Parameter.VAR_KEYWORD
 _ANY_WAY = inspect.Parameter.POSITIONAL_OR_KEYWORD
 _BY_NAME = inspect.Parameter.KEYWORD_ONLY
-_NAMED_REST = inspect.Parameter.VAR_KEYWORD
 
 
 def json_parse(text: str) -> Any:
@@ -63,10 +66,12 @@ class _ToolsModule(ModuleType):
     def __getattr__(self, name: str) -> Any:
         names = [known for known in self.__dict__.get("__all__", ()) if known not in _HELPERS]
         has = f"this cell has {', '.join(names)}" if names else "this cell has none"
-        raise AttributeError(f"module {self.__name__!r} has no tool {name!r}; {has}")
+        raise AttributeError(f"module {NAME!r} has no tool {name!r}; {has}")
 
     def __dir__(self) -> list[str]:
-        return sorted({*self.__dict__["__all__"], *({"aio", "__doc__", "__name__"} & self.__dict__.keys())})
+        return sorted(
+            {*self.__dict__.get("__all__", ()), *({"aio", "__doc__", "__name__"} & self.__dict__.keys())}
+        )
 
 
 class HermesTools:
@@ -75,7 +80,7 @@ class HermesTools:
     def __init__(self) -> None:
         self.client = ToolClient()
         self.module = _ToolsModule(NAME)
-        self._aio = _ToolsModule(f"{NAME}.aio", "The tools as coroutine functions: ``await aio.name(...)``.")
+        self._aio = _ToolsModule(AIO)
         self._digest = ""
         self._known: tuple[dict[str, Any], dict[str, Any]] = {}, {}
         self._install(({}, {}))
@@ -106,9 +111,9 @@ class HermesTools:
 
     def _install(self, functions: tuple[dict[str, Any], dict[str, Any]]) -> None:
         plain, awaitable = functions
-        _fill(self.module, {**plain, **_HELPERS, "aio": self._aio}, _document(plain))
-        _fill(self._aio, awaitable, self._aio.__doc__)
-        sys.modules[NAME], sys.modules[f"{NAME}.aio"] = self.module, self._aio
+        _fill(self.module, NAME, {**plain, **_HELPERS, "aio": self._aio}, _document(plain))
+        _fill(self._aio, AIO, awaitable, "The tools as coroutine functions: ``await aio.name(...)``.")
+        sys.modules[NAME], sys.modules[AIO] = self.module, self._aio
 
 
 class _Tool:
@@ -118,12 +123,16 @@ class _Tool:
         self.name = str(entry["name"])
         self._client = client
         self._doc = str(entry["description"])
-        self._signature = inspect.Signature([_parameter(described) for described in entry["parameters"]])
+        returned = _Text(entry["returns"]) if "returns" in entry else inspect.Signature.empty
+        self._signature = inspect.Signature(
+            [_parameter(described) for described in entry["parameters"]], return_annotation=returned
+        )
         parameters = self._signature.parameters.values()
-        self._named_rest = next((p.name for p in parameters if p.kind is _NAMED_REST), None)
         self._places = tuple(p.name for p in parameters if p.kind is _ANY_WAY)
         # Where every parameter can be given by its name, most calls need no more than this to be bound.
         self._is_simple = all(p.kind in (_ANY_WAY, _BY_NAME) for p in parameters)
+        self._needs_place = any(p.kind in (_BY_PLACE, _REST) for p in parameters)
+        self._named_rest = next((p.name for p in parameters if p.kind is _NAMED_REST), "")
         self._names = frozenset(p.name for p in parameters)
         self._required = frozenset(p.name for p in parameters if p.default is p.empty)
 
@@ -131,7 +140,7 @@ class _Tool:
         """Return the function that calls the tool."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            return self._client.call(self.name, self._arguments(args, kwargs))
+            return self._client.call(self.name, *self._arguments(args, kwargs))
 
         return self._dressed(call, NAME)
 
@@ -139,9 +148,9 @@ class _Tool:
         """Return the coroutine function that calls the tool."""
 
         async def call(*args: Any, **kwargs: Any) -> Any:
-            return await self._client.acall(self.name, self._arguments(args, kwargs))
+            return await self._client.acall(self.name, *self._arguments(args, kwargs))
 
-        return self._dressed(call, f"{NAME}.aio")
+        return self._dressed(call, AIO)
 
     def _dressed(self, call: Any, module: str) -> Callable[..., Any]:
         call.__name__ = call.__qualname__ = self.name
@@ -150,31 +159,45 @@ class _Tool:
         call.__signature__ = self._signature
         parameters = self._signature.parameters.values()
         call.__annotations__ = {p.name: p.annotation for p in parameters if p.annotation is not p.empty}
+        if self._signature.return_annotation is not inspect.Signature.empty:
+            call.__annotations__["return"] = self._signature.return_annotation
         dressed: Callable[..., Any] = call
         return dressed
 
-    def _arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Bind and check what is given; raises TypeError that names what is wrong, and nothing was sent."""
-        bound = self._bound(args, kwargs)
-        for name, value in bound.items():
-            if type(value) is not str:
-                check_json(value, f"{self.name}(): {name}")
-        return bound
+    def _arguments(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[dict[str, Any], tuple[Any, ...]]:
+        """Bind and check what is given: by name, and by place what has no other way.
 
-    def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        if self._is_simple and len(args) <= len(self._places):
-            bound = {**dict(zip(self._places, args, strict=False)), **kwargs}
-            names = bound.keys()
-            if len(bound) == len(args) + len(kwargs) and self._required <= names <= self._names:
-                return bound
+        Raises TypeError that names what is wrong; nothing was sent then.
+        """
+        named = self._by_name(args, kwargs)
+        if named is not None:
+            self._check(named)
+            return named, ()
         try:
-            bound = self._signature.bind(*args, **kwargs).arguments
+            bound = self._signature.bind(*args, **kwargs)
         except TypeError as error:
             raise TypeError(f"{self.name}() {error}") from None
-        if self._named_rest in bound:
-            others = bound.pop(self._named_rest)
-            bound.update(others)
-        return bound
+        self._check(bound.arguments)
+        if self._needs_place:
+            return bound.kwargs, bound.args
+        others = bound.arguments.pop(self._named_rest, {})
+        return {**bound.arguments, **others}, ()
+
+    def _by_name(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
+        """Bind a call of the simple kind, None for any other and for one that is wrong."""
+        if not self._is_simple or len(args) > len(self._places):
+            return None
+        named = {**dict(zip(self._places, args)), **kwargs}  # noqa: B905  # strict is slower
+        names = named.keys()
+        is_right = len(named) == len(args) + len(kwargs) and self._required <= names <= self._names
+        return named if is_right else None
+
+    def _check(self, arguments: Mapping[str, Any]) -> None:
+        for name, value in arguments.items():
+            if type(value) is not str:
+                check_json(value, f"{self.name}(): {name}")
 
 
 class _Text(str):
@@ -199,12 +222,13 @@ def _parameter(described: Mapping[str, Any]) -> inspect.Parameter:
     return inspect.Parameter(described["name"], kind, default=default, annotation=annotation)
 
 
-def _fill(module: ModuleType, members: dict[str, Any], doc: str | None) -> None:
+def _fill(module: ModuleType, name: str, members: dict[str, Any], doc: str) -> None:
     """Make the module hold just these."""
-    wanted = {"__all__": [name for name in members if name != "aio"], "__doc__": doc, **members}
-    for name in module.__dict__.keys() - wanted.keys():
-        if not (name.startswith("__") and name.endswith("__")):
-            del module.__dict__[name]
+    listed = [name for name in members if name != "aio"]
+    wanted = {"__name__": name, "__package__": NAME, "__doc__": doc, "__all__": listed, **members}
+    for other in module.__dict__.keys() - wanted.keys():
+        if not (other.startswith("__") and other.endswith("__")):
+            del module.__dict__[other]
     module.__dict__.update(wanted)
 
 

@@ -35,9 +35,9 @@ SCHEMA = {
 }
 
 
-def call(tools: ToolSet, tool: str, **arguments: Any) -> Any:
-    assert tools.refuse_arguments(tool, arguments) is None
-    return tools.call(tool, arguments, CONTEXT)
+def call(tools: ToolSet, tool: str, *place: Any, **arguments: Any) -> Any:
+    assert tools.tools[tool].refuse_arguments(arguments, place) is None
+    return tools.call(tool, arguments, CONTEXT, place)
 
 
 # -- what may be given ------------------------------------------------------------------------------------
@@ -89,7 +89,7 @@ def test_methods_builtins_partials_and_callable_objects_can_be_tools() -> None:
     assert call(tools, "lend", index=0) == "a"
     assert call(tools, "two") == 2
     assert call(tools, "n") == 2
-    assert call(tools, "abs", x=-1) == 1
+    assert call(tools, "abs", -1) == 1
     assert call(tools, "d", a=1) == {"a": 1}
 
 
@@ -212,9 +212,9 @@ def test_the_digest_tells_catalogues_apart_and_nothing_else() -> None:
 
 def test_arguments_reach_the_handler_by_place_and_by_name() -> None:
     tools = ToolSet.of([greet])
-    arguments = {"name": "Ann", "titles": ["Dr", "Prof"], "greeting": "Hi", "extra": 1}
-    assert call(tools, "greet", **arguments) == ["Hi", "Dr", "Prof", "Ann", {"extra": 1}, 1]
-    assert call(tools, "greet", name="Bo") == ["Hello", "Bo", {}, 1]
+    greeted = call(tools, "greet", "Ann", "Dr", "Prof", greeting="Hi", extra=1)
+    assert greeted == ["Hi", "Dr", "Prof", "Ann", {"extra": 1}, 1]
+    assert call(tools, "greet", "Bo", name=1) == ["Hello", "Bo", {"name": 1}, 1]
 
 
 def test_the_context_reaches_a_parameter_before_others_too() -> None:
@@ -222,24 +222,39 @@ def test_the_context_reaches_a_parameter_before_others_too() -> None:
         return ctx.kernel_id, first, rest
 
     tools = ToolSet.of([tool])
-    assert call(tools, "tool", first=1, rest=[2, 3]) == ("k", 1, (2, 3))
-    assert tools.refuse_arguments("tool", {"first": 1, "ctx": 2}) is not None
+    assert call(tools, "tool", 1, 2, 3) == ("k", 1, (2, 3))
+    assert call(tools, "tool", first=1) == ("k", 1, ())
+    assert tools.tools["tool"].refuse_arguments({"first": 1, "ctx": 2}) is not None
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
-    [({}, "greet() misses name"), ({"name": 1}, None), ({"name": 1, "any": 2}, None)],
+    ("place", "arguments", "words"),
+    [
+        ((), {}, "greet() missing a required argument: 'name'"),
+        ((), {"any": 1}, "greet() missing a required argument: 'name'"),
+        ((1,), {}, None),
+        ((1, 2, 3), {"any": 2}, None),
+    ],
     ids=str,
 )
-def test_missing_names_are_noticed(arguments: dict[str, Any], words: str | None) -> None:
-    assert ToolSet.of([greet]).refuse_arguments("greet", arguments) == words
+def test_missing_names_are_noticed(place: Any, arguments: dict[str, Any], words: str | None) -> None:
+    assert Tool("greet", greet).refuse_arguments(arguments, place) == words
+
+
+def test_what_a_schema_describes_is_given_by_name() -> None:
+    tool = Tool("t", echo, parameters=SCHEMA)
+    assert tool.refuse_arguments({"path": 1, "odd-name": 2}) is None
+    assert tool.refuse_arguments({}) == "t() misses path"
+    assert tool.refuse_arguments({"path": 1}, [1]) == "t() takes its arguments by name"
+    closed = Tool("t", echo, parameters={"properties": {"path": {}}})
+    assert closed.refuse_arguments({"y": 1}) == "t() takes no 'y'"
 
 
 def test_unknown_names_are_noticed_and_not_repeated_at_length() -> None:
-    wrong = ToolSet.of([echo]).refuse_arguments("echo", {"x": 1, "y" * 10_000: 2})
+    wrong = Tool("echo", echo).refuse_arguments({"x": 1, "y" * 10_000: 2})
     assert wrong is not None
-    assert "takes no" in wrong
-    assert len(wrong) < 200
+    assert "unexpected keyword argument" in wrong
+    assert len(wrong) < 300
 
 
 def test_the_handler_of_a_schema_is_called_by_name() -> None:
@@ -248,7 +263,6 @@ def test_the_handler_of_a_schema_is_called_by_name() -> None:
 
     tools = ToolSet.of([Tool("tool", tool, parameters=SCHEMA)])
     assert call(tools, "tool", **{"path": "p", "odd-name": 1}) == {"path": "p", "odd-name": 1}
-    assert tools.refuse_arguments("tool", {}) == "tool() misses path"
 
 
 def test_an_async_handler_gives_what_can_be_awaited() -> None:

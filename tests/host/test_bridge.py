@@ -1013,22 +1013,102 @@ def test_connections_with_half_a_frame_each_take_limited_memory(
             peer.close()
 
 
-@pytest.mark.parametrize("token", [TOKEN, None], ids=["known", "stranger"])
-def test_large_frames_that_do_not_go_on_keep_no_large_call_waiting(
-    bridge: KernelBridge, token: str | None
-) -> None:
+@pytest.mark.parametrize("sent", [1000, MIB - 1000, MIB + 100_000, 15 * MIB])
+def test_large_frames_that_do_not_go_on_keep_no_large_call_waiting(bridge: KernelBridge, sent: int) -> None:
     endpoint = endpoint_of(bridge)
-    grant = bridge.grant(cell(echo))
-    peers: list[Peer] = []
+    grant = bridge.grant(cell(length))
+    peers = [Peer(endpoint) for _ in range(8)]
+    half = HEADER.pack(MAX_FRAME) + bytes(sent)
+    senders = [threading.Thread(target=peer.send, args=(half,)) for peer in peers]
     try:
-        for _ in range(8):
-            peers.append(Peer(endpoint, token))
-            peers[-1].send(HEADER.pack(MAX_FRAME) + bytes(1000))
+        for sender in senders:
+            sender.start()
+        for _ in range(4):
+            is_served(bridge)
         with Peer(endpoint) as peer:
             peer.socket.settimeout(SOON)
-            assert peer.ask(grant, "echo", value="x" * 2 * MIB)["value"] == "x" * 2 * MIB
+            assert peer.ask(grant, "length", text="x" * 2 * MIB)["value"] == 2 * MIB
     finally:
         for peer in peers:
+            with suppress(OSError):
+                peer.socket.shutdown(socket.SHUT_RDWR)
+        for sender in senders:
+            sender.join()
+        for peer in peers:
+            peer.close()
+
+
+def test_connections_that_had_to_go_leave_no_thread_behind_that_waits_for_its_turn(
+    host: Host, unix: Place
+) -> None:
+    bridge = host.open(unix)
+    endpoint = endpoint_of(bridge)
+    half = HEADER.pack(MAX_FRAME) + bytes(MIB + 100_000)
+    peers: list[Peer] = []
+
+    def one_more() -> bool:
+        peer = Peer(endpoint, token=None)
+        peers.append(peer)
+        peer.say({"hello": TOKEN})
+        if peer.reply().get("error") is not None:
+            return False
+        peer.socket.settimeout(0.2)
+        with suppress(TimeoutError):  # it is not read to its end
+            peer.send(half)
+        return True
+
+    try:
+        for _ in range(MAX_CONNECTIONS):
+            assert one_more()
+        for _ in range(MAX_CONNECTIONS // 2):
+            assert traces.eventually(one_more)
+        assert traces.eventually(lambda: len(serving_threads()) <= MAX_CONNECTIONS + 8, within=SOON)
+    finally:
+        for peer in peers:
+            peer.close()
+
+
+def test_close_wakes_threads_that_wait_for_large_frames(host: Host, place: Place) -> None:
+    bridge = host.open(place)
+    endpoint = endpoint_of(bridge)
+    peers = [Peer(endpoint) for _ in range(12)]
+    try:
+        for peer in peers:
+            peer.socket.settimeout(0.2)
+            with suppress(TimeoutError):
+                peer.send(HEADER.pack(MAX_FRAME) + bytes(2 * MIB))
+        host.on_loop(bridge.close)
+        assert traces.eventually(lambda: not serving_threads(), within=SOON)
+    finally:
+        for peer in peers:
+            peer.close()
+
+
+def test_large_frames_that_wait_to_be_read_through_take_limited_memory(
+    host: Host, unix: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short_of_patience(monkeypatch, 2)
+    bridge = host.open(unix)
+    endpoint = endpoint_of(bridge)
+    gate = host.gate()
+    parse = ToolCall.parse
+
+    def slowly(body: bytes) -> ToolCall:  # as it is for millions of small values, under the GIL
+        gate.wait(60)
+        return parse(body)
+
+    monkeypatch.setattr(bridge_module, "ToolCall", SimpleNamespace(parse=slowly))
+    whole = frame({"id": 1, "cell": "x", "tool": "echo", "args": {"value": "x" * 15 * MIB}})
+    peers = [Peer(endpoint) for _ in range(32)]
+    try:
+        with traced() as grown, ThreadPoolExecutor(len(peers)) as pool:
+            list(pool.map(lambda peer: peer.send(whole), peers))  # it may be cut off, or not be read
+            assert grown() < 256 * MIB
+    finally:
+        gate.set()
+        for peer in peers:
+            with suppress(OSError):
+                peer.socket.shutdown(socket.SHUT_RDWR)
             peer.close()
 
 
@@ -1290,6 +1370,32 @@ def test_an_async_handler_that_exits_does_not_end_the_loop_of_the_others(host: H
             assert (answer["id"], answer["kind"]) == (1, "tool")
         with Peer(endpoint) as peer:
             assert peer.ask(grant, "wait", value=2)["value"] == 2
+    finally:
+        bridge.retire(grant)
+        asyncio.run(handlers.close())
+
+
+def test_what_an_async_handler_leaves_behind_does_not_end_the_loop_of_the_others(
+    host: Host, unix: Place
+) -> None:
+    bridge = host.open(unix)
+    handlers = HandlerLoop()
+
+    async def leave_a_task() -> int:
+        asyncio.get_running_loop().call_soon(sys.exit, 3)
+        return 1
+
+    async def wait(value: int) -> int:
+        await asyncio.sleep(0)
+        return value
+
+    grant = bridge.grant(cell(leave_a_task, wait, loop=handlers.get))
+    try:
+        with Peer(endpoint_of(bridge)) as peer, suppress(TimeoutError):
+            peer.socket.settimeout(1)
+            peer.ask(grant, "leave_a_task")
+        with Peer(endpoint_of(bridge)) as peer:
+            assert peer.ask(grant, "wait", value=2).get("value") == 2
     finally:
         bridge.retire(grant)
         asyncio.run(handlers.close())

@@ -1,7 +1,9 @@
 """The kernel's end of the tool bridge, against a host that is a script, over real sockets."""
 
 import asyncio
+import concurrent.futures
 import contextvars
+import gc
 import json
 import os
 import shutil
@@ -781,6 +783,44 @@ def test_tasks_whose_loop_is_closed_under_them_lose_no_connection(serve: Serve, 
     del tasks, coroutines
     go.set()
     assert under_way(client) == 0
+    can_make_as_many_calls_as_ever(client, host)
+
+
+def test_a_task_that_is_collected_at_the_worst_moment_locks_nobody_out(
+    serve: Serve, client: ToolClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrived, go = threading.Semaphore(0), threading.Event()
+    host = serve(holding(arrived, go))
+
+    async def abandon_one_that_waits() -> None:
+        waiting = client.acall("echo", {})
+        waiting.send(None)
+        cycle: list[object] = [waiting]
+        cycle.append(cycle)
+
+    class Collecting(concurrent.futures.Future[Any]):
+        def __init__(self) -> None:
+            gc.collect()
+            super().__init__()
+
+    with ThreadPoolExecutor(MAX_CONNECTIONS + 1) as pool:
+        calls = [pool.submit(in_cell(client.call, "echo", {})) for _ in range(MAX_CONNECTIONS)]
+        for _ in calls:
+            assert arrived.acquire(timeout=BOUND)
+        gc.disable()
+        try:
+            asyncio.run(abandon_one_that_waits())
+            with monkeypatch.context() as patch:
+                patch.setattr(concurrent.futures, "Future", Collecting)
+                one_more = pool.submit(in_cell(client.call, "echo", {"n": 1}))
+                go.set()
+                done, _ = concurrent.futures.wait([one_more], BOUND)
+        finally:
+            gc.enable()
+        if not done:
+            client._lock.release()  # the thread waits for a lock that it holds itself
+        assert one_more.result(BOUND) == {"n": 1}
+    assert done, "a thread that collects garbage waits for what it holds itself"
     can_make_as_many_calls_as_ever(client, host)
 
 

@@ -13,7 +13,7 @@ from hermes_kernel.errors import ToolBudgetExceeded, ToolError
 from hermes_kernel.kernel import tools as module
 from hermes_kernel.kernel.tools import HermesTools
 
-Sent = list[tuple[str, dict[str, Any]]]
+Sent = list[tuple[str, dict[str, Any], tuple[Any, ...]]]
 
 
 def greet(name: str, /, *titles: str, greeting: str = "Hello", when: Any = print, **rest: int) -> str:
@@ -30,12 +30,12 @@ class Client:
     def __init__(self) -> None:
         self.sent: Sent = []
 
-    def call(self, name: str, arguments: dict[str, Any]) -> Any:
-        self.sent.append((name, arguments))
+    def call(self, name: str, arguments: dict[str, Any], place: tuple[Any, ...]) -> Any:
+        self.sent.append((name, arguments, place))
         return arguments
 
-    async def acall(self, name: str, arguments: dict[str, Any]) -> Any:
-        return self.call(name, arguments)
+    async def acall(self, name: str, arguments: dict[str, Any], place: tuple[Any, ...]) -> Any:
+        return self.call(name, arguments, place)
 
 
 @pytest.fixture
@@ -68,7 +68,8 @@ def test_a_function_has_the_signature_and_the_words_of_its_tool(tools: HermesToo
 
     shown = str(inspect.signature(hermes_tools.greet))
     assert (
-        shown == f"(name: str, /, *titles: str, greeting: str = 'Hello', when: Any = {print!r}, **rest: int)"
+        shown
+        == f"(name: str, /, *titles: str, greeting: str = 'Hello', when: Any = {print!r}, **rest: int) -> str"
     )
     assert hermes_tools.greet.__name__ == "greet"
     assert hermes_tools.greet.__module__ == "hermes_tools"
@@ -84,9 +85,9 @@ def test_only_what_is_given_is_sent_by_name(tools: HermesTools, client: Client) 
     greet_("Ann", "Dr", greeting="Hi", extra=1)
     asyncio.run(tools.module.aio.greet("Bo"))
     assert client.sent == [
-        ("greet", {"name": "Ann"}),
-        ("greet", {"name": "Ann", "titles": ("Dr",), "greeting": "Hi", "extra": 1}),
-        ("greet", {"name": "Bo"}),
+        ("greet", {}, ("Ann",)),
+        ("greet", {"greeting": "Hi", "extra": 1}, ("Ann", "Dr")),
+        ("greet", {}, ("Bo",)),
     ]
 
 
@@ -159,7 +160,7 @@ def test_a_schema_with_odd_names_takes_them_as_others(tools: HermesTools, client
     schema = {"properties": {"odd-name": {}, "x": {"type": "integer"}}, "required": ["x"]}
     tools.enter(given(Tool("t", echo, parameters=schema)), {})
     tools.module.t(1, **{"odd-name": 2})
-    assert client.sent == [("t", {"x": 1, "odd-name": 2})]
+    assert client.sent == [("t", {"x": 1, "odd-name": 2}, ())]
 
 
 def test_the_helpers() -> None:
