@@ -43,7 +43,8 @@ ACCEPT_AGAIN = 0.2  # seconds until the next try when the process has no descrip
 REMEMBERED = 4096  # tokens of cells that are over, so that a late call is told so
 READ_SIZE = 64 * 1024
 LARGE = 1024 * 1024  # bytes of a frame from which on it waits for its turn
-LARGE_AT_ONCE = 4  # of one kernel, in memory and not whole yet
+STALL = 1.0  # seconds that a large frame may stand still
+LARGE_AT_ONCE = 4  # of one kernel, in memory and not parsed yet
 LOOPBACK = "127.0.0.1"
 
 UNAUTHORIZED = "Unauthorized: this connection has not shown the kernel's token."
@@ -219,6 +220,7 @@ class _Connection:
         self._is_known = False
         self._serving = False
         self._is_answered = False
+        self._has_turn = False
         self._last_used = time.monotonic()
         self._decoder = FrameDecoder(MAX_HELLO)
         self._frames: list[bytes] = []
@@ -282,6 +284,7 @@ class _Connection:
         except Exception:  # noqa: BLE001  # the edge of the thread; the others go on
             _log.exception("serving a tool connection")
         finally:
+            self._end_turn()
             self._bridge.forget(self)
             self.close()
 
@@ -330,8 +333,11 @@ class _Connection:
     def _parsed(self, frame: bytes) -> ToolCall:
         if len(frame) <= LARGE:
             return ToolCall.parse(frame)
-        with self._bridge.large_parse:
-            return ToolCall.parse(frame)
+        try:
+            with self._bridge.large_parse:
+                return ToolCall.parse(frame)
+        finally:
+            self._end_turn()
 
     def _send_last(self, reply: ToolReply) -> None:
         try:
@@ -354,17 +360,19 @@ class _Connection:
         return self._frames.pop(0)
 
     def _read_large(self, deadline: float) -> bytes | None:
-        """Read the rest of a large frame when it is its turn: few of them are in memory at once."""
-        turn = self._bridge.large_frames
-        if not turn.acquire(timeout=max(deadline - time.monotonic(), 0)):
+        """Read the rest of a large frame when it is its turn; the turn lasts until the frame is parsed."""
+        if not self._bridge.large_frames.acquire(timeout=max(deadline - time.monotonic(), 0)):
             raise WireError("too many large calls at once")
-        try:
-            while not self._frames:
-                if not self._read_some(deadline):
-                    return None
-            return self._frames.pop(0)
-        finally:
-            turn.release()
+        self._has_turn = True
+        while not self._frames:
+            if not self._read_some(min(deadline, time.monotonic() + STALL)):  # others wait for the turn
+                return None
+        return self._frames.pop(0)
+
+    def _end_turn(self) -> None:
+        if self._has_turn:
+            self._has_turn = False
+            self._bridge.large_frames.release()
 
     def _read_some(self, deadline: float | None) -> bool:
         """Take in what one read gives; return whether it was not the end."""

@@ -49,7 +49,8 @@ class HandlerLoop:
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
         try:
-            loop.run_forever()
+            while not self._is_closed:
+                _run_until_stopped(loop)
             tasks = asyncio.all_tasks(loop)
             for task in tasks:
                 task.cancel()
@@ -65,3 +66,10 @@ class HandlerLoop:
             self._told()
         except RuntimeError:  # nobody waits any more
             pass
+
+
+def _run_until_stopped(loop: asyncio.AbstractEventLoop) -> None:
+    try:
+        loop.run_forever()
+    except (SystemExit, KeyboardInterrupt) as error:  # of what a handler has left running
+        _log.warning("an async tool has raised %s in the background", type(error).__name__)
