@@ -33,7 +33,7 @@ from ..wire import (
     ToolReply,
     WireError,
 )
-from .grant import CellTools, ToolGrant, encoded
+from .grant import Answer, CellTools, ToolGrant, answer
 from .supervisor import Supervisor
 
 MAX_CONNECTIONS = 128  # of one kernel; each has a thread
@@ -140,14 +140,14 @@ class KernelBridge:
         """Whether a connection comes from the kernel."""
         return hmac.compare_digest(hello.token.encode("utf-8", "replace"), self._token.encode())
 
-    def serve(self, call: ToolCall, connection: "_Connection") -> ToolReply:
+    def serve(self, call: ToolCall, connection: "_Connection") -> Answer:
         """Serve a call under the cell that its token names."""
         with self._lock:
             grant = self._grants.get(call.cell)
             was_known = call.cell in self._retired
         if grant is None:
             text = RETIRED if was_known else UNKNOWN
-            return ToolReply(call.call_id, error=text, kind=Failure.REFUSED)
+            return answer(ToolReply(call.call_id, error=text, kind=Failure.REFUSED))
         return grant.serve(call, connection)
 
     def forget(self, connection: "_Connection") -> None:
@@ -310,25 +310,21 @@ class _Connection:
     def _serve(self, frame: bytes) -> bool:
         """Serve one frame; return whether the connection goes on."""
         self._is_answered, self._serving = False, True
-        tool = ""
         try:
-            call = self._parsed(frame)
-            tool = call.tool
-            reply = self._bridge.serve(call, self)
+            served = self._bridge.serve(self._parsed(frame), self)
         except BadCallError as error:
-            reply = ToolReply(error.call_id, error=f"no tool call: {error}", kind=Failure.REFUSED)
+            served = answer(ToolReply(error.call_id, error=f"no tool call: {error}", kind=Failure.REFUSED))
         except WireError as error:
-            reply = ToolReply(0, error=f"no tool call: {error}", kind=Failure.REFUSED)
-        answer = encoded(reply, tool)
+            served = answer(ToolReply(0, error=f"no tool call: {error}", kind=Failure.REFUSED))
         with self._lock:
             self._serving = False
             if self._is_answered:  # the cell is over
                 return False
             self._is_answered = True
-            if reply.kind != Failure.REFUSED:
+            if served.reply.kind != Failure.REFUSED:
                 self._last_used = time.monotonic()
-        self._send(answer)
-        return not reply.closes
+        self._send(served.frame)
+        return not served.reply.closes
 
     def _parsed(self, frame: bytes) -> ToolCall:
         if len(frame) <= LARGE:

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ..cell.authority import CellAuthority, Refusal
 from ..cell.events import CellEvent, ToolCallEnded, ToolCallStarted
@@ -146,14 +146,14 @@ class ToolGrant:
         self._calls: list[_Running] = []  # in the order in which they began, the first RECORDS of them
         self._lock = threading.Lock()
 
-    def serve(self, call: ToolCall, caller: Caller) -> ToolReply:
+    def serve(self, call: ToolCall, caller: Caller) -> "Answer":
         """Serve one call on the calling thread, however long its handler takes.
 
         If the cell ends meanwhile, *caller* is told so at once, and what the handler returns is dropped.
         """
         tool = self.tools.tools.tools.get(call.tool)
         if tool is not None and (wrong := tool.refuse_arguments(call.arguments, call.place)):
-            return ToolReply(call.call_id, error=wrong, kind=Failure.ARGUMENTS)
+            return answer(ToolReply(call.call_id, error=wrong, kind=Failure.ARGUMENTS))
         running = _Running(call, caller, self._lock)
         with self._lock:
             refusal = self._authority.admit(call.tool)
@@ -163,18 +163,19 @@ class ToolGrant:
                     self._calls.append(running)
                 self._running.add(running)
         if refusal is not None:
-            return self._refused(call, refusal)
+            return answer(self._refused(call, refusal))
         if self.tools.on_event is not None:
             self._on_event(ToolCallStarted(running.number, call.tool, running.args))
         reply = ToolReply(call.call_id) if running.is_set() else self._run(call, running)
+        served = answer(reply, call.tool)
         with self._lock:
             if running not in self._running:
-                return self._cut_off(call)
+                return answer(self._cut_off(call))
             self._running.discard(running)
-            running.end(_error_of(reply))
+            running.end(_error_of(served.reply))
         if self.tools.on_event is not None:
             self._on_event(ToolCallEnded(running.number, call.tool, running.seconds, running.error))
-        return reply
+        return served
 
     def retire(self) -> tuple[ToolCallRecord, ...]:
         """The cell is over: refuse what comes, cancel what runs; return what was called. Idempotent."""
@@ -265,13 +266,21 @@ class ToolGrant:
         self._tell(told)
 
 
-def encoded(reply: ToolReply, tool: str = "the tool") -> bytes:
-    """Return the frame of a reply; a result that cannot be sent becomes an error that says why."""
+class Answer(NamedTuple):
+    """A reply and its frame."""
+
+    reply: ToolReply
+    frame: bytes
+
+
+def answer(reply: ToolReply, tool: str = "the tool") -> Answer:
+    """Make the frame of a reply; a result that cannot be sent becomes an error that says why."""
     try:
-        return reply.encode()
+        return Answer(reply, reply.encode())
     except Exception as error:  # noqa: BLE001  # its parts may be of the handler's own classes
-        why = f"{tool} returned what cannot be sent: {str(error)[:ERROR_SENT]}"
-        return ToolReply(reply.call_id, error=why, kind=Failure.TOOL).encode()
+        why = f"{tool} returned what cannot be sent: {failure_text(error)}"
+        reply = ToolReply(reply.call_id, error=why, kind=Failure.TOOL)
+        return Answer(reply, reply.encode())
 
 
 def preview(arguments: Mapping[str, Any], place: Sequence[Any] = ()) -> str:

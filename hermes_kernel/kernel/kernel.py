@@ -17,7 +17,7 @@ from traitlets import Bool, Instance, Type, Unicode, default
 from .context import CELL, Cell, carry_cell_into_threads
 from .outputs import OutputLog
 from .shell import CellCompiler, HermesShell, safe_str
-from .tools import HermesTools
+from .tools import NAME, HermesTools
 
 NOBODY = (
     "nobody can answer: this code runs for a program, without a terminal. "
@@ -71,6 +71,7 @@ class HermesKernel(IPythonKernel):
         """Begin to serve."""
         super().start()
         carry_cell_into_threads()
+        self.shell.user_ns_hidden[NAME] = self.tools.module
         self._wake_on_signals()
 
     async def execute_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:

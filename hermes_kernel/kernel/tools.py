@@ -97,7 +97,8 @@ class HermesTools:
             if "catalogue" in given and given["digest"] != self._digest:
                 self._known = self._functions(given["catalogue"])
                 self._digest = given["digest"]
-            functions = self._known
+            if given["digest"] == self._digest:
+                functions = self._known
         self._install(functions)
         namespace.setdefault(NAME, self.module)
         return cell

@@ -1378,18 +1378,24 @@ def started(**options: Any) -> Iterator[HermesKernelManager]:
         asyncio.run(manager.shutdown_kernel())
 
 
-def run_notebook(manager: HermesKernelManager, *cells: str, **options: Any) -> list[str]:
-    """Run the cells on the manager's kernel, which goes on, and return what each has printed or raised."""
+@contextmanager
+def notebook_done(manager: HermesKernelManager, *cells: str, **options: Any) -> Iterator[list[str]]:
+    """Run the cells on the manager's kernel; give what each printed or raised while the client is there."""
     node = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     client = NotebookClient(node, km=manager, **options)
     try:
         client.execute()
+        yield [
+            "".join(output.get("text", "") or output.get("ename", "") for output in cell.outputs)
+            for cell in node.cells
+        ]
     finally:
         client.kc.stop_channels()
-    return [
-        "".join(output.get("text", "") or output.get("ename", "") for output in cell.outputs)
-        for cell in node.cells
-    ]
+
+
+def run_notebook(manager: HermesKernelManager, *cells: str, **options: Any) -> list[str]:
+    with notebook_done(manager, *cells, **options) as texts:
+        return texts
 
 
 SPEND = """
@@ -1433,13 +1439,32 @@ def late():
 threading.Thread(target=late, daemon=True).start()
 print(h.echo('in time'))"""
     with started(tools=[host.echo]) as manager:
-        assert run_notebook(manager, "import hermes_tools", code) == ["", "in time\n"]
-        go.open("w").close()
-        text = said.read_text()
+        with notebook_done(manager, "import hermes_tools", code) as texts:
+            assert texts == ["", "in time\n"]
+            go.open("w").close()
+            text = said.read_text()
         assert text.startswith("ToolError: ")
         assert "No active execute_code cell" in text
         assert host.got == ["in time"]
         assert run_notebook(manager, "print(h.echo('later'))") == ["later\n"]
+
+
+@pytest.mark.usefixtures("leaves_nothing")
+def test_a_thread_of_one_cell_of_a_notebook_gets_nothing_in_the_next(host: Host) -> None:
+    leave = """
+import threading, hermes_tools as h
+go, said = threading.Event(), []
+def late():
+    go.wait(60)
+    try: said.append(h.echo('late'))
+    except Exception as error: said.append(str(error))
+thread = threading.Thread(target=late); thread.start()"""
+    with started(tools=[host.echo], max_tool_calls=3) as manager:
+        texts = run_notebook(manager, leave, f"go.set(); thread.join(30); print(*said){SPEND}")
+        assert texts[0] == ""
+        assert "No active execute_code cell" in texts[1]
+        assert texts[1].endswith("\n3\n")
+        assert host.got == [0, 1, 2]
 
 
 async def _restart(manager: HermesKernelManager) -> None:

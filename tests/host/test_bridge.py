@@ -1111,6 +1111,33 @@ def test_large_frames_that_wait_to_be_read_through_take_limited_memory(
             peer.close()
 
 
+def test_large_frames_that_trickle_in_keep_no_large_call_waiting(bridge: KernelBridge) -> None:
+    endpoint = endpoint_of(bridge)
+    grant = bridge.grant(cell(length))
+    peers = [Peer(endpoint) for _ in range(8)]
+    stop = threading.Event()
+
+    def trickle() -> None:
+        while not stop.wait(0.3):
+            for peer in peers:
+                peer.send(b"x")
+
+    attacker = threading.Thread(target=trickle)
+    try:
+        for peer in peers:
+            peer.send(HEADER.pack(MAX_FRAME) + bytes(MIB + 1))
+        attacker.start()
+        for _ in range(3):
+            with Peer(endpoint) as peer:
+                peer.socket.settimeout(SOON)
+                assert peer.ask(grant, "length", text="x" * 2 * MIB)["value"] == 2 * MIB
+    finally:
+        stop.set()
+        attacker.join()
+        for peer in peers:
+            peer.close()
+
+
 def test_many_large_calls_at_once_are_all_served(bridge: KernelBridge) -> None:
     endpoint = endpoint_of(bridge)
     grant = bridge.grant(cell(length, limit=None))
@@ -1541,7 +1568,7 @@ def test_a_call_that_has_found_its_cell_just_before_its_end_is_refused(bridge: K
 
     grant = bridge.grant(cell(note))
     bridge.retire(grant)
-    reply = grant.serve(ToolCall(1, grant.token, "note", {}), Connection())
+    reply = grant.serve(ToolCall(1, grant.token, "note", {}), Connection()).reply
     assert (reply.kind, ran, bridge.retire(grant)) == ("refused", [], ())
 
 
@@ -1563,7 +1590,7 @@ def test_a_handler_that_has_not_begun_when_the_cell_ends_does_not_begin() -> Non
     grant = ToolGrant(
         tools, owner=None, kernel_id="k", tell=end_the_cell
     )  # it is told before the handler runs
-    reply = grant.serve(ToolCall(1, grant.token, "note", {}), Connection())
+    reply = grant.serve(ToolCall(1, grant.token, "note", {}), Connection()).reply
     assert (reply.kind, reply.closes) == ("refused", True)
     assert [reply.kind for reply in cut_off] == ["refused"]
     assert ran == []

@@ -287,6 +287,12 @@ def test_what_cannot_be_sent_is_not_sent_and_costs_no_connection(serve: Serve, c
     can_make_as_many_calls_as_ever(client, host)
 
 
+@pytest.mark.parametrize("text", ["[" * 1_100_000, "{}," * 1_100_000], ids=["lists", "objects"])
+def test_a_long_text_is_one_value_whatever_it_is_made_of(serve: Serve, client: ToolClient, text: str) -> None:
+    serve(echo)
+    assert client.call("echo", {"text": text}) == {"text": text}
+
+
 @pytest.mark.parametrize(
     ("kind", "error"),
     [
