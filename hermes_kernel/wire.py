@@ -6,6 +6,7 @@ describes the frames.
 
 import json
 import math
+import re
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,8 +23,8 @@ UNPACKER = "jupyter_client.session.json_unpacker"
 MAX_FRAME = 16 * 1024 * 1024
 """Bytes of one frame of the tool bridge, without its header."""
 
-MAX_NESTED = 1_000_000
-"""Lists and objects in one call: reading them takes the host's GIL, whatever they are worth."""
+MAX_NESTED = 500_000
+"""Lists, objects and keys in one call: reading them takes the host's GIL, whatever they are worth."""
 
 MAX_HELLO = 4096
 """Bytes of the first frame of a connection."""
@@ -35,6 +36,7 @@ _HEADER = struct.Struct(">I")
 _DEPTH = 100
 _MOST_BITS = 14_000  # of a whole number: Python reads and writes 4300 digits
 _SHOWN_PATH = 100
+_TEXTS = re.compile(rb'"(?:[^"\\]|\\.)*"')
 
 
 def pack(message: Any) -> bytes:
@@ -273,8 +275,14 @@ def _frame(content: dict[str, Any]) -> bytes:
 
 
 def _check_nested(body: bytes) -> None:
-    if len(body) > MAX_NESTED and body.count(b"[") + body.count(b"{") > MAX_NESTED:
-        raise WireError(f"it has more than {MAX_NESTED} lists and objects; send them as one text")
+    if len(body) <= MAX_NESTED or _nested(body) <= MAX_NESTED:
+        return
+    if _nested(_TEXTS.sub(b"", body)) > MAX_NESTED:
+        raise WireError(f"it has more than {MAX_NESTED} lists, objects and keys; send them as one text")
+
+
+def _nested(body: bytes) -> int:
+    return body.count(b"[") + body.count(b"{") + body.count(b":")
 
 
 def _object(body: bytes, decoder: json.JSONDecoder = _decoder) -> dict[str, Any]:

@@ -38,12 +38,14 @@ from .supervisor import Supervisor
 
 MAX_CONNECTIONS = 128  # of one kernel; each has a thread
 IDLE = 1.0  # seconds without a call after which a connection may have to make room for a new one
+MAX_ABANDONED = 512  # threads of one kernel that handlers keep beyond their cells
+HEAD = 400  # bytes of a large call that must have named its cell
 BACKLOG = 1024
 ACCEPT_AGAIN = 0.2  # seconds until the next try when the process has no descriptor left
 REMEMBERED = 4096  # tokens of cells that are over, so that a late call is told so
 READ_SIZE = 64 * 1024
 LARGE = 1024 * 1024  # bytes of a frame from which on it waits for its turn
-STALL = 1.0  # seconds that a large frame may stand still
+TURN = 1.0  # seconds for the rest of a large frame, whose turn others wait for
 LARGE_AT_ONCE = 4  # of one kernel, in memory and not parsed yet
 LOOPBACK = "127.0.0.1"
 
@@ -80,6 +82,7 @@ class KernelBridge:
         self._grants: dict[str, ToolGrant] = {}
         self._retired: OrderedDict[str, None] = OrderedDict()
         self._connections: OrderedDict[_Connection, None] = OrderedDict()
+        self._abandoned: set[_Connection] = set()  # their cells are over, and their handlers run on
         self.large_frames = threading.BoundedSemaphore(LARGE_AT_ONCE)
         self.large_parse = threading.Lock()  # reading one keeps the GIL: not two in a row
         self._delivered: str | None = None
@@ -150,10 +153,22 @@ class KernelBridge:
             return answer(ToolReply(call.call_id, error=text, kind=Failure.REFUSED))
         return grant.serve(call, connection)
 
+    def abandon(self, connection: "_Connection") -> None:
+        """The connection is closed, and a handler keeps its thread: its place is free for another."""
+        with self._lock:
+            if self._connections.pop(connection, self) is None:
+                self._abandoned.add(connection)
+
     def forget(self, connection: "_Connection") -> None:
-        """The connection is gone."""
+        """The connection is gone, and its thread."""
         with self._lock:
             self._connections.pop(connection, None)
+            self._abandoned.discard(connection)
+
+    def is_live(self, head: bytes) -> bool:
+        """Whether the beginning of a call names a cell that may call tools."""
+        with self._lock:
+            return any(token.encode() in head for token in self._grants)
 
     def _accept(self) -> None:
         if self._listener is None:
@@ -173,7 +188,7 @@ class KernelBridge:
         connection = _Connection(self, peer)
         with self._lock:
             leaving = self._make_room()
-            crowded = len(self._connections) >= MAX_CONNECTIONS and leaving is None
+            crowded = len(self._connections) >= MAX_CONNECTIONS or len(self._abandoned) >= MAX_ABANDONED
             if not crowded:
                 self._connections[connection] = None
         if leaving is not None:
@@ -216,11 +231,12 @@ class _Connection:
     def __init__(self, bridge: KernelBridge, peer: socket.socket) -> None:
         self._bridge = bridge
         self._peer = peer
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._is_known = False
         self._serving = False
         self._is_answered = False
         self._has_turn = False
+        self._sending = False
         self._last_used = time.monotonic()
         self._decoder = FrameDecoder(MAX_HELLO)
         self._frames: list[bytes] = []
@@ -241,7 +257,8 @@ class _Connection:
 
     def is_idle(self, now: float) -> bool:
         """Whether nothing has been called on it for a while."""
-        return not self._serving and now - self._last_used > IDLE
+        is_busy = self._serving or self._sending or self._decoder.has_part
+        return not is_busy and now - self._last_used > IDLE
 
     def cut_off(self, reply: ToolReply) -> None:
         """Answer for a handler that has not, without waiting, and read the connection no more."""
@@ -254,28 +271,29 @@ class _Connection:
                 self._peer.send(reply.encode())
             except OSError:  # it is gone, or does not read
                 pass
-        self._bridge.forget(self)  # its place is free, whenever the handler returns
+        self._bridge.abandon(self)
         self.hang_up()
 
     def hang_up(self) -> None:
         """End the connection; its thread notices, unless a handler keeps it."""
-        try:
-            self._peer.shutdown(socket.SHUT_RDWR)
-        except OSError:  # the other end was faster
-            pass
         with self._lock:
+            try:
+                self._peer.shutdown(socket.SHUT_RDWR)
+            except OSError:  # the other end was faster
+                pass
             if self._serving:
-                self.close()
+                self._peer.close()
 
     def close(self) -> None:
         """Close the descriptor."""
-        self._peer.close()
+        with self._lock:
+            self._peer.close()
 
     def _run(self) -> None:
         try:
             self._prepare()
             if self._greet():
-                while (frame := self._read()) is not None and self._serve(frame):
+                while self._serve_next():
                     pass
         except WireError as error:  # the peer is no client of ours
             self._send_last(ToolReply(0, error=str(error), kind=Failure.REFUSED, closes=True))
@@ -307,11 +325,16 @@ class _Connection:
         self._send(ToolReply(0).encode())
         return True
 
-    def _serve(self, frame: bytes) -> bool:
-        """Serve one frame; return whether the connection goes on."""
+    def _serve_next(self) -> bool:
+        """Serve the next call; return whether the connection goes on."""
+        frame = self._read()
+        if frame is None:
+            return False
         self._is_answered, self._serving = False, True
         try:
-            served = self._bridge.serve(self._parsed(frame), self)
+            call = self._parsed(frame)
+            del frame  # not kept while the handler runs
+            served = self._bridge.serve(call, self)
         except BadCallError as error:
             served = answer(ToolReply(error.call_id, error=f"no tool call: {error}", kind=Failure.REFUSED))
         except WireError as error:
@@ -320,16 +343,19 @@ class _Connection:
             self._serving = False
             if self._is_answered:  # the cell is over
                 return False
-            self._is_answered = True
+            self._is_answered = self._sending = True
             if served.reply.kind != Failure.REFUSED:
                 self._last_used = time.monotonic()
         self._send(served.frame)
+        self._sending = False
         return not served.reply.closes
 
     def _parsed(self, frame: bytes) -> ToolCall:
         if len(frame) <= LARGE:
             return ToolCall.parse(frame)
         try:
+            if not self._bridge.is_live(frame[:HEAD]):  # not worth its parsing
+                raise WireError(RETIRED)
             with self._bridge.large_parse:
                 return ToolCall.parse(frame)
         finally:
@@ -360,8 +386,9 @@ class _Connection:
         if not self._bridge.large_frames.acquire(timeout=max(deadline - time.monotonic(), 0)):
             raise WireError("too many large calls at once")
         self._has_turn = True
+        deadline = min(deadline, time.monotonic() + TURN)
         while not self._frames:
-            if not self._read_some(min(deadline, time.monotonic() + STALL)):  # others wait for the turn
+            if not self._read_some(deadline):
                 return None
         return self._frames.pop(0)
 
@@ -393,6 +420,7 @@ def _listen(place: Mapping[str, Any]) -> tuple[socket.socket, dict[str, Any]]:
         path = str(place["path"])
         endpoint = {"transport": "unix", "path": path}
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        _remove(endpoint)  # the directory is the kernel's, and a cell may have put something there
         try:
             listener.bind(path)
         except OSError:
@@ -424,7 +452,7 @@ def _is_own_user(peer: socket.socket) -> bool:
         return True
     credentials = struct.Struct("3i")
     raw = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, credentials.size)
-    return bool(credentials.unpack(raw)[1] == os.getuid())
+    return bool(credentials.unpack(raw)[1] == os.geteuid())
 
 
 def _timeval(seconds: float) -> bytes | int:

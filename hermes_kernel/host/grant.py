@@ -78,7 +78,7 @@ class _Running:
         "waiting_for",
     )
 
-    def __init__(self, call: ToolCall, caller: Caller, lock: threading.Lock) -> None:
+    def __init__(self, call: ToolCall, caller: Caller, lock: threading.RLock) -> None:
         self._lock = lock
         self.call: ToolCall | None = call
         self.caller = caller
@@ -144,7 +144,7 @@ class ToolGrant:
         self._serving = tools.context.run(SERVING.get) | {kernel_id}
         self._running: set[_Running] = set()
         self._calls: list[_Running] = []  # in the order in which they began, the first RECORDS of them
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def serve(self, call: ToolCall, caller: Caller) -> "Answer":
         """Serve one call on the calling thread, however long its handler takes.
@@ -162,10 +162,10 @@ class ToolGrant:
                 if len(self._calls) < RECORDS:
                     self._calls.append(running)
                 self._running.add(running)
+                if self.tools.on_event is not None:
+                    self._on_event(ToolCallStarted(running.number, call.tool, running.args))
         if refusal is not None:
             return answer(self._refused(call, refusal))
-        if self.tools.on_event is not None:
-            self._on_event(ToolCallStarted(running.number, call.tool, running.args))
         reply = ToolReply(call.call_id) if running.is_set() else self._run(call, running)
         served = answer(reply, call.tool)
         with self._lock:
@@ -243,6 +243,8 @@ class ToolGrant:
                 running.waiting_for = asyncio.run_coroutine_threadsafe(work, self.tools.loop())
             except RuntimeError:
                 work.close()
+                if inspect.iscoroutine(value):
+                    value.close()
                 raise
             return None
         return value

@@ -40,7 +40,10 @@ class HandlerLoop:
         if loop is None:
             return
         self._told = lambda: here.call_soon_threadsafe(ended.set)
-        loop.call_soon_threadsafe(loop.stop)
+        try:
+            loop.call_soon_threadsafe(loop.stop)
+        except RuntimeError:  # it has ended by itself
+            return
         try:
             async with asyncio.timeout(JOIN_TIMEOUT):
                 await ended.wait()

@@ -221,9 +221,7 @@ class _Connection:
     def ask(self, request: "_Request") -> ToolReply:
         """Send a call and wait for its answer."""
         self._socket.sendall(request.frame)
-        reply = self._receive()
-        self._used_at = time.monotonic()
-        return request.checked(reply)
+        return self._noted(request, self._receive())
 
     async def aask(self, request: "_Request") -> ToolReply:
         """Send a call and await its answer."""
@@ -231,7 +229,11 @@ class _Connection:
         await asyncio.get_running_loop().sock_sendall(self._socket, request.frame)
         reply = await self._areceive()
         self._socket.setblocking(True)
-        self._used_at = time.monotonic()
+        return self._noted(request, reply)
+
+    def _noted(self, request: "_Request", reply: ToolReply) -> ToolReply:
+        if reply.kind != Failure.REFUSED:  # the host may close what is only refused
+            self._used_at = time.monotonic()
         return request.checked(reply)
 
     def is_open(self, now: float) -> bool:

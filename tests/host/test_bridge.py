@@ -1618,7 +1618,11 @@ def test_each_of_a_handlers_threads_learns_that_the_cell_is_over(
         entered.set()
         gate.wait()
 
-    monkeypatch.setattr(grant_module, "threading", SimpleNamespace(Event=both_make_one, Lock=threading.Lock))
+    monkeypatch.setattr(
+        grant_module,
+        "threading",
+        SimpleNamespace(Event=both_make_one, Lock=threading.Lock, RLock=threading.RLock),
+    )
     grant = bridge.grant(cell(slow))
     with Peer(endpoint_of(bridge)) as peer, ThreadPoolExecutor(2) as pool:
         peer.begin(grant, "slow")
