@@ -5,6 +5,22 @@ host side, so every name is imported on first use.
 """
 
 from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .cell.events import CellEvent
+    from .cell.outputs import CellError
+    from .cell.result import CellResult, KernelReport
+    from .cell.status import CellStatus
+    from .cell.tools import Tool, ToolCallContext, ToolDispatcher
+    from .errors import ConfigError, HermesKernelError, KernelStartError, ToolBudgetExceeded, ToolError
+    from .host.blocking import BlockingRegistry
+    from .host.manager import HermesKernelManager
+    from .host.registry import KernelRegistry
+    from .lifecycle.info import KernelInfo
+    from .lifecycle.key import Owner
+    from .lifecycle.loss import Loss
+    from .limits import UNSET, Limits
 
 _HOMES = {
     "BlockingRegistry": "host.blocking",
@@ -30,7 +46,29 @@ _HOMES = {
     "ToolBudgetExceeded": "errors",
 }
 
-__all__ = [*_HOMES]  # noqa: PLE0604  # every name is a string: the keys of the table above
+__all__ = [
+    "UNSET",
+    "BlockingRegistry",
+    "CellError",
+    "CellEvent",
+    "CellResult",
+    "CellStatus",
+    "ConfigError",
+    "HermesKernelError",
+    "HermesKernelManager",
+    "KernelInfo",
+    "KernelRegistry",
+    "KernelReport",
+    "KernelStartError",
+    "Limits",
+    "Loss",
+    "Owner",
+    "Tool",
+    "ToolBudgetExceeded",
+    "ToolCallContext",
+    "ToolDispatcher",
+    "ToolError",
+]
 __version__ = "0.1.0.dev0"
 
 

@@ -7,7 +7,7 @@ import keyword
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, get_args, runtime_checkable
 
 from ..errors import ConfigError
 from ..lifecycle.key import Owner
@@ -116,10 +116,7 @@ class Tool:
     @cached_property
     def _context_parameter(self) -> str | None:
         for parameter in () if self._signature is None else self._signature.parameters.values():
-            annotation = parameter.annotation
-            if annotation is ToolCallContext or (
-                isinstance(annotation, str) and annotation.split(".")[-1] == ToolCallContext.__name__
-            ):
+            if _is_context(parameter.annotation):
                 return parameter.name
         return None
 
@@ -331,6 +328,13 @@ def _of_parameter(parameter: inspect.Parameter) -> dict[str, Any]:
     if parameter.default is not parameter.empty:
         _add_default(entry, parameter.default)
     return entry
+
+
+def _is_context(annotation: Any) -> bool:
+    """Whether a parameter is for the ToolCallContext, or for one or None."""
+    if isinstance(annotation, str):
+        return annotation.removesuffix(" | None").split(".")[-1] == ToolCallContext.__name__
+    return annotation is ToolCallContext or ToolCallContext in get_args(annotation)
 
 
 def _annotation_text(annotation: Any) -> str:

@@ -187,6 +187,14 @@ def test_a_default_that_is_no_json_is_shown_and_not_sent() -> None:
     }
 
 
+def test_a_context_may_be_optional() -> None:
+    def tool(x: int, ctx: ToolCallContext | None = None) -> Any:
+        return x, ctx
+
+    assert [parameter["name"] for parameter in parameters(Tool("tool", tool))] == ["x"]
+    assert call(ToolSet.of([tool]), "tool", x=1) == (1, CONTEXT)
+
+
 def test_an_annotation_that_cannot_be_looked_up_is_shown_as_it_is_written() -> None:
     def tool(x: "Missing", context: "hermes_kernel.ToolCallContext") -> None: ...  # type: ignore[name-defined]  # noqa: F821
 
