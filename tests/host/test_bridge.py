@@ -229,9 +229,13 @@ def unix(directory: Path) -> Place:
     return {"transport": "unix", "path": str(directory / "t")}
 
 
-@pytest.fixture(params=["unix", "tcp"])
+@pytest.fixture
 def place(request: pytest.FixtureRequest, unix: Place) -> Place:
-    return unix if request.param == "unix" else {}
+    return {} if getattr(request, "param", "unix") == "tcp" else unix
+
+
+EITHER = pytest.mark.parametrize("place", ["unix", "tcp"], indirect=True)
+"""For what depends on the kind of socket; a frame is a frame on both."""
 
 
 @pytest.fixture
@@ -259,6 +263,7 @@ def short_of_patience(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
 # --- the ordinary case --------------------------------------------------------------------------------
 
 
+@EITHER
 def test_a_kernel_that_shows_its_token_calls_the_tools_of_its_cell(bridge: KernelBridge) -> None:
     is_served(bridge)
 
@@ -550,6 +555,7 @@ HALVES = {
 }
 
 
+@EITHER
 @pytest.mark.parametrize("token", [TOKEN, None], ids=["known", "stranger"])
 @pytest.mark.parametrize("half", HALVES)
 def test_half_a_frame_and_then_silence_ends_the_connection(
@@ -657,6 +663,7 @@ def test_what_was_retired_long_ago_takes_no_more_room(bridge: KernelBridge) -> N
         assert (answer["kind"], "value" in answer) == ("refused", False)
 
 
+@EITHER
 def test_64_clients_that_know_both_tokens_share_a_budget_of_5(bridge: KernelBridge) -> None:
     ran: list[int] = []
 
@@ -691,6 +698,7 @@ def test_no_budget_runs_nothing(bridge: KernelBridge) -> None:
 # --- floods -------------------------------------------------------------------------------------------
 
 
+@EITHER
 def test_10_000_calls_whose_answers_nobody_reads_keep_to_the_budget_and_hold_nobody(
     bridge: KernelBridge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -740,6 +748,7 @@ def test_frames_of_nothing_are_each_answered(bridge: KernelBridge) -> None:
     is_served(bridge)
 
 
+@EITHER
 def test_a_peer_that_reads_none_of_its_answers_of_1_mb_holds_only_itself(
     bridge: KernelBridge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -763,6 +772,7 @@ def test_a_peer_that_reads_none_of_its_answers_of_1_mb_holds_only_itself(
             peer.close()
 
 
+@EITHER
 def test_a_connection_dropped_before_its_answer_harms_no_other_and_runs_once(bridge: KernelBridge) -> None:
     entered, ran = threading.Event(), []
 
@@ -794,6 +804,7 @@ def test_a_connection_dropped_in_the_middle_of_a_call_runs_nothing(bridge: Kerne
     assert bridge.retire(grant) == ()
 
 
+@EITHER
 @pytest.mark.usefixtures("many_files")
 def test_a_storm_of_1000_connections_does_not_keep_a_client_waiting(bridge: KernelBridge) -> None:
     endpoint = endpoint_of(bridge)
@@ -919,6 +930,7 @@ def test_connections_that_are_only_refused_make_room_for_a_cell_that_may_call(br
             peer.close()
 
 
+@EITHER
 def test_the_kernels_own_client_is_told_when_there_are_too_many(host: Host, bridge: KernelBridge) -> None:
     gate, entered = host.gate(), threading.Semaphore(0)
 
@@ -1138,6 +1150,7 @@ def test_large_frames_that_trickle_in_keep_no_large_call_waiting(bridge: KernelB
             peer.close()
 
 
+@EITHER
 def test_many_large_calls_at_once_are_all_served(bridge: KernelBridge) -> None:
     endpoint = endpoint_of(bridge)
     grant = bridge.grant(cell(length, limit=None))
@@ -1443,6 +1456,7 @@ def test_an_async_handler_on_a_loop_that_is_closed_is_an_error(host: Host, unix:
 # --- the end of a cell --------------------------------------------------------------------------------
 
 
+@EITHER
 def test_calls_in_flight_are_refused_at_once_when_their_cell_ends(host: Host, bridge: KernelBridge) -> None:
     gate, entered = host.gate(), threading.Semaphore(0)
     contexts: list[ToolCallContext] = []
@@ -1708,6 +1722,7 @@ def test_calls_and_the_end_of_their_cell_meet_at_any_time(bridge: KernelBridge) 
 # --- the end of the bridge ----------------------------------------------------------------------------
 
 
+@EITHER
 def test_close_ends_the_connections_and_removes_the_socket(host: Host, place: Place) -> None:
     before = traces.descriptors()
     bridge = host.open(place)
@@ -1768,6 +1783,7 @@ def test_close_does_not_wait_for_handlers_and_they_leave_nothing(host: Host, pla
     host.on_loop(bridge.close)
 
 
+@EITHER
 def test_close_wakes_a_thread_that_writes_to_a_peer_that_does_not_read(host: Host, place: Place) -> None:
     bridge = host.open(place)
     called = threading.Event()
@@ -1902,6 +1918,7 @@ def test_a_bridge_that_could_not_be_opened_leaves_no_socket_and_can_be_opened_la
         host.on_loop(bridge.close)
 
 
+@EITHER
 def test_a_process_without_descriptors_accepts_later_and_does_not_spin(
     host: Host, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
