@@ -28,6 +28,9 @@ def runtime() -> Iterator[Path]:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # jupyter_client's blocking calls keep one event loop for each thread, for good: it is not a leak of ours.
     ensure_event_loop()
+    # What is there before the first test stays: each test's look for leaks need not go through it.
+    gc.collect()
+    gc.freeze()
     directory = Path(tempfile.mkdtemp(prefix="hkt-"))
     before = os.environ.get("XDG_RUNTIME_DIR")
     os.environ["XDG_RUNTIME_DIR"] = str(directory)

@@ -58,7 +58,7 @@ class ToolClient:
         request = _request(ToolCall(next(self._ids), cell.token, name, arguments, place))
         lease = _Lease()
         try:
-            self._lend(lease, may_wait=not _in_event_loop())
+            self._lend(lease, blocking=True)
             if lease.turn is not None:
                 lease.connection = lease.turn.result()
             if lease.connection is None:
@@ -83,7 +83,7 @@ class ToolClient:
         request = _request(ToolCall(next(self._ids), cell.token, name, arguments, place))
         lease = _Lease()
         try:
-            self._lend(lease, may_wait=True)
+            self._lend(lease, blocking=False)
             if lease.turn is not None:
                 lease.connection = await asyncio.wrap_future(lease.turn)
             if lease.connection is None:
@@ -100,7 +100,7 @@ class ToolClient:
             self._take_back(lease)
         return _value(reply)
 
-    def _lend(self, lease: "_Lease", *, may_wait: bool) -> None:
+    def _lend(self, lease: "_Lease", *, blocking: bool) -> None:
         """Give the call a connection that is free, else leave to open one, else a turn to wait for."""
         with self._lock:
             while self._idle:
@@ -110,7 +110,8 @@ class ToolClient:
                     self._leases.add(lease)
                     return
                 self._forget(connection)
-            if may_wait and len(self._leases) >= MAX_CONNECTIONS:
+            # A call that blocks an event loop must not wait for what that loop's tasks hold.
+            if len(self._leases) >= MAX_CONNECTIONS and not (blocking and _in_event_loop()):
                 lease.turn = concurrent.futures.Future()
                 self._waiting.append(lease)
             else:
@@ -326,7 +327,7 @@ def _is_of_this_file(error: BaseException) -> bool:
 
 
 def _in_event_loop() -> bool:
-    """Whether this thread runs an event loop, whose tasks may hold what a wait would wait for."""
+    """Whether this thread runs an event loop."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
