@@ -8,6 +8,7 @@ import json
 import math
 import re
 import struct
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -246,6 +247,13 @@ class FrameDecoder:
         frame = bytes(memoryview(self._buffer)[_HEADER.size : end])
         del self._buffer[:end]
         return frame
+
+
+def send_timeout(seconds: float) -> bytes | int:
+    """Return the value of SO_SNDTIMEO that bounds a send on a blocking socket; 0 = no bound."""
+    if sys.platform == "win32":
+        return int(seconds * 1000)
+    return struct.pack("@ll", int(seconds), int(seconds % 1 * 1e6))
 
 
 def _refuse_constant(name: str) -> Any:

@@ -32,6 +32,7 @@ from ..wire import (
     ToolCall,
     ToolReply,
     WireError,
+    send_timeout,
 )
 from .grant import Answer, CellTools, ToolGrant, answer
 from .supervisor import Supervisor
@@ -309,7 +310,7 @@ class _Connection:
     def _prepare(self) -> None:
         self._peer.setblocking(True)
         # A peer that does not read its answers must not keep the thread.
-        self._peer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(HALF_FRAME_TIMEOUT))
+        self._peer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, send_timeout(HALF_FRAME_TIMEOUT))
         if self._peer.family == socket.AF_INET:
             self._peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
@@ -453,9 +454,3 @@ def _is_own_user(peer: socket.socket) -> bool:
     credentials = struct.Struct("3i")
     raw = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, credentials.size)
     return bool(credentials.unpack(raw)[1] == os.geteuid())
-
-
-def _timeval(seconds: float) -> bytes | int:
-    if sys.platform == "win32":
-        return int(seconds * 1000)
-    return struct.pack("@ll", int(seconds), 0)

@@ -5,8 +5,6 @@ import concurrent.futures
 import itertools
 import os
 import socket
-import struct
-import sys
 import threading
 import time
 import weakref
@@ -16,7 +14,16 @@ from typing import Any, NamedTuple
 
 from .. import wire
 from ..errors import ToolBudgetExceeded, ToolError
-from ..wire import HALF_FRAME_TIMEOUT, Failure, FrameDecoder, Hello, ToolCall, ToolReply, WireError
+from ..wire import (
+    HALF_FRAME_TIMEOUT,
+    Failure,
+    FrameDecoder,
+    Hello,
+    ToolCall,
+    ToolReply,
+    WireError,
+    send_timeout,
+)
 from .context import CELL, Cell
 
 MAX_CONNECTIONS = 32  # calls of this process that are under way at once; others wait for their turn
@@ -188,7 +195,7 @@ class _Connection:
         """Connect, and show the kernel's token; raises _NotSent."""
         try:
             # Not settimeout: without blocking, a unix socket does not wait for room in the host's backlog.
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(HALF_FRAME_TIMEOUT))
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, send_timeout(HALF_FRAME_TIMEOUT))
             self._socket.connect(_address(self._endpoint))
             self._socket.settimeout(HALF_FRAME_TIMEOUT)
             try:
@@ -197,7 +204,7 @@ class _Connection:
                 pass  # the host has hung up, and has said why
             _check_greeting(self._receive())
             self._socket.settimeout(None)
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(0))
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, send_timeout(0))
         except (OSError, WireError) as error:
             raise _NotSent(error) from None
 
@@ -365,9 +372,3 @@ def _socket(endpoint: Mapping[str, Any]) -> socket.socket:
 
 def _address(endpoint: Mapping[str, Any]) -> Any:
     return endpoint["path"] if endpoint.get("transport") == "unix" else (endpoint["ip"], endpoint["port"])
-
-
-def _timeval(seconds: float) -> bytes | int:
-    if sys.platform == "win32":
-        return int(seconds * 1000)
-    return struct.pack("@ll", int(seconds), 0)
