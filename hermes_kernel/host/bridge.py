@@ -188,8 +188,9 @@ class KernelBridge:
             return
         connection = _Connection(self, peer)
         with self._lock:
-            leaving = self._make_room()
-            crowded = len(self._connections) >= MAX_CONNECTIONS or len(self._abandoned) >= MAX_ABANDONED
+            too_many = len(self._abandoned) >= MAX_ABANDONED
+            leaving = None if too_many else self._make_room()
+            crowded = too_many or len(self._connections) >= MAX_CONNECTIONS
             if not crowded:
                 self._connections[connection] = None
         if leaving is not None:

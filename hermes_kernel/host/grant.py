@@ -9,6 +9,7 @@ import reprlib
 import secrets
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -19,7 +20,7 @@ from ..cell.result import ToolCallRecord
 from ..cell.tools import ToolCallContext, ToolSet
 from ..errors import ToolError
 from ..lifecycle.key import Owner
-from ..wire import Failure, ToolCall, ToolReply
+from ..wire import Failure, ToolCall, ToolReply, WireError
 
 RECORDS = 1000  # calls of one cell that are told one by one; more are only counted
 PREVIEW = 80  # characters of a call's arguments in its record
@@ -166,13 +167,12 @@ class ToolGrant:
                     self._on_event(ToolCallStarted(running.number, call.tool, running.args))
         if refusal is not None:
             return answer(self._refused(call, refusal))
-        reply = ToolReply(call.call_id) if running.is_set() else self._run(call, running)
-        served = answer(reply, call.tool)
+        served, error = self._run(call, running)
         with self._lock:
             if running not in self._running:
                 return answer(self._cut_off(call))
             self._running.discard(running)
-            running.end(_error_of(served.reply))
+            running.end(error)
         if self.tools.on_event is not None:
             self._on_event(ToolCallEnded(running.number, call.tool, running.seconds, running.error))
         return served
@@ -210,17 +210,21 @@ class ToolGrant:
         kind = Failure.BUDGET if refusal is Refusal.SPENT else Failure.REFUSED
         return ToolReply(call.call_id, error=self._authority.sentence(refusal, call.tool), kind=kind)
 
-    def _run(self, call: ToolCall, running: _Running) -> ToolReply:
+    def _run(self, call: ToolCall, running: _Running) -> "tuple[Answer, str | None]":
+        """Run the handler; return what is sent, and the error for the record."""
         try:
+            if running.is_set():  # the cell has ended before it could begin
+                raise ToolError(CUT_OFF)
             value = self.tools.context.copy().run(self._begin, call, running)
             if (waiting := running.waiting_for) is not None:
                 value = self._wait(running, waiting)
-            return ToolReply(call.call_id, value)
+            return _answered(call, value), _error_told(value)
         except concurrent.futures.CancelledError:
-            return ToolReply(call.call_id, error=f"{call.tool} was cancelled", kind=Failure.TOOL)
-        except BaseException as error:  # noqa: BLE001  # the edge of a handler, which may raise anything
+            error = f"{call.tool} was cancelled"
+        except BaseException as raised:  # noqa: BLE001  # the edge of a handler, which may raise anything
             _log.debug("tool %s failed", call.tool, exc_info=True)
-            return ToolReply(call.call_id, error=failure_text(error), kind=Failure.TOOL)
+            error = failure_text(raised)
+        return answer(ToolReply(call.call_id, error=error, kind=Failure.TOOL)), error[:ERROR_TEXT]
 
     def _begin(self, call: ToolCall, running: _Running) -> Any:
         """Call the handler in the caller's context, with its thread-locals if a runner sets them."""
@@ -275,14 +279,23 @@ class Answer(NamedTuple):
     frame: bytes
 
 
-def answer(reply: ToolReply, tool: str = "the tool") -> Answer:
-    """Make the frame of a reply; a result that cannot be sent becomes an error that says why."""
+def answer(reply: ToolReply) -> Answer:
+    """Make the frame of a reply."""
+    return Answer(reply, reply.encode())
+
+
+def _answered(call: ToolCall, value: Any) -> Answer:
+    """Make the reply with a handler's result; raises ToolError for one that cannot be sent."""
     try:
-        return Answer(reply, reply.encode())
-    except Exception as error:  # noqa: BLE001  # its parts may be of the handler's own classes
-        why = f"{tool} returned what cannot be sent: {failure_text(error)}"
-        reply = ToolReply(reply.call_id, error=why, kind=Failure.TOOL)
-        return Answer(reply, reply.encode())
+        return answer(ToolReply(call.call_id, value))
+    except (TypeError, ValueError, RecursionError, WireError) as error:
+        raise ToolError(f"{call.tool} returned what cannot be sent: {error}") from error
+
+
+def _error_told(value: Any) -> str | None:
+    """The error that a tool's own result tells, for the record of its call."""
+    error = value.get("error") if isinstance(value, dict) else None
+    return str(error)[:ERROR_TEXT] if error else None
 
 
 def preview(arguments: Mapping[str, Any], place: Sequence[Any] = ()) -> str:
@@ -299,24 +312,11 @@ def preview(arguments: Mapping[str, Any], place: Sequence[Any] = ()) -> str:
 
 def failure_text(error: BaseException) -> str:
     """Return what a cell sees of a handler's exception: a ToolError's own text, else its name before it."""
-    try:
-        text = str(error)
-    except BaseException as broken:  # noqa: BLE001  # the handler's own class, which may do anything
-        text = f"<str() failed: {type(broken).__name__}>"
+    # TracebackException, because the text of an exception may itself fail.
+    text = str(traceback.TracebackException(type(error), error, None))
     if not isinstance(error, ToolError):
         text = f"{type(error).__name__}: {text}" if text else type(error).__name__
     return text if len(text) <= ERROR_SENT else f"{text[:ERROR_SENT]}…"
-
-
-def _error_of(reply: ToolReply) -> str | None:
-    """The error of a call for its record: also one that the tool's own result tells."""
-    error: object = reply.error
-    try:
-        if error is None and isinstance(reply.value, dict):
-            error = reply.value.get("error") or None
-        return None if error is None else str(error)[:ERROR_TEXT]
-    except BaseException as broken:  # noqa: BLE001  # the handler's own class, which may do anything
-        return f"<an error that cannot be shown: {type(broken).__name__}>"
 
 
 async def _awaited(value: Any) -> Any:

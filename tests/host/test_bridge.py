@@ -384,10 +384,8 @@ def test_what_is_no_call_is_refused_and_costs_neither_budget_nor_connection(
     assert [call.error for call in bridge.retire(grant)] == [None]
 
 
-@pytest.mark.parametrize("what", NO_CALLS)
+@pytest.mark.parametrize("what", sorted(NO_CALLS.keys() - {"a second hello"}))  # as the first one it is right
 def test_what_is_no_hello_is_refused_and_ends_the_connection(bridge: KernelBridge, what: str) -> None:
-    if what == "a second hello":
-        pytest.skip("as the first frame it is the right one")
     grant = bridge.grant(cell(echo))
     with Peer(endpoint_of(bridge), token=None) as peer:
         peer.send(framed(NO_CALLS[what](grant.token)))
