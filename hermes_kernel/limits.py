@@ -22,6 +22,9 @@ class Unset(Enum):
 UNSET: Final = Unset.UNSET
 
 _ISOLATION = ("none", "basic", "namespace")
+SMALLEST_MEMORY = 64 * 1024 * 1024
+"""Bytes below which no kernel starts."""
+
 _START_METHODS = ("auto", "fork", "spawn")
 
 # Names that are part of the API and not yet of the product: any value but the default is refused.
@@ -30,10 +33,6 @@ _LATER = (
     "stderr_bytes",
     "spill_bytes",
     "spill_dir",
-    "memory_limit",
-    "isolation",
-    "require_isolation",
-    "spare_kernels",
 )
 
 
@@ -50,7 +49,13 @@ class Limits:
     ``max_kernels``: how many kernels stay when nobody uses them; the one that was used longest ago goes.
     ``idle_timeout``: after how long without use a kernel goes.
     ``max_tool_calls``: how many calls of tools one cell may make; None = no limit, 0 = none.
-    ``start_method``: how kernel processes are made; ``"auto"`` takes the fastest that is available.
+    ``start_method``: how kernel processes are made: ``"fork"`` (of a process that has loaded everything),
+    ``"spawn"``, or ``"auto"``, the fastest that is available.
+    ``spare_kernels``: how many kernels are kept ready for the next owner.
+    ``memory_limit``: the address space of each process of a kernel; a cell gets MemoryError; None = no limit.
+    ``isolation``: ``"none"``, or ``"namespace"``: cells see no process but their own, and whatever ends the
+    kernel ends all of them. Where it is not available a kernel runs without and says so in ``degraded``; with
+    ``require_isolation`` it does not start.
 
     Raises ConfigError for a negative number, NaN, a wrong type or a value that this version lacks.
     """
@@ -83,13 +88,13 @@ class Limits:
         if self.queue_timeout is not None:
             seconds = _checked_seconds("queue_timeout", self.queue_timeout)
             object.__setattr__(self, "queue_timeout", seconds)
-        if (
-            isinstance(self.max_kernels, bool)
-            or not isinstance(self.max_kernels, int)
-            or self.max_kernels < 1
-        ):
-            raise ConfigError(f"max_kernels={self.max_kernels!r}: give a whole number, 1 or more")
+        _check_count("max_kernels", self.max_kernels, at_least=1)
         checked_call_limit("max_tool_calls", self.max_tool_calls)
+        _check_count("spare_kernels", self.spare_kernels, at_least=0)
+        if self.memory_limit is not None:
+            _check_count("memory_limit", self.memory_limit, at_least=SMALLEST_MEMORY)
+        if not isinstance(self.require_isolation, bool):
+            raise ConfigError(f"require_isolation={self.require_isolation!r}: give True or False")
         _check_choice("isolation", self.isolation, _ISOLATION)
         _check_choice("start_method", self.start_method, _START_METHODS)
         for field in fields(self):
@@ -97,8 +102,8 @@ class Limits:
             # An equal value of another type is a mistake too: True is not 1.
             if field.name in _LATER and (value != field.default or type(value) is not type(field.default)):
                 raise not_available(field.name, value)
-        if self.start_method == "fork":
-            raise not_available("start_method", self.start_method)
+        if self.isolation == "basic":
+            raise not_available("isolation", self.isolation)
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> "Limits":
@@ -144,6 +149,11 @@ def _checked_seconds(name: str, value: object, *, finite: bool = True) -> float:
     if math.isnan(seconds) or seconds < 0 or (finite and math.isinf(seconds)):
         raise ConfigError(f"{name}={value!r} is not a time; give a number of seconds, 0 or more")
     return seconds
+
+
+def _check_count(name: str, value: object, *, at_least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
+        raise ConfigError(f"{name}={value!r}: give a whole number, {at_least} or more")
 
 
 def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:

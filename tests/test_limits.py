@@ -31,12 +31,9 @@ LATER = {
     "stderr_bytes": 1_000,
     "spill_bytes": 1_000,
     "spill_dir": "/tmp/spill",
-    "memory_limit": 2**30,
     "isolation": "basic",
-    "require_isolation": True,
-    "spare_kernels": 0,
-    "start_method": "fork",
 }
+PROCESS = {"memory_limit": 2**30, "require_isolation": True, "spare_kernels": 0, "start_method": "fork"}
 TIMES = ("start_timeout", "timeout", "interrupt_grace", "idle_grace")
 NOT_A_TIME: list[Any] = [-1, -0.001, -math.inf, math.nan, "5", "", b"5", True, False, [], {}, 1j, UNSET]
 HUGE = 10**400
@@ -108,7 +105,7 @@ def test_an_unknown_choice_is_refused_with_the_known_ones(name: str, value: Any)
     assert ("'namespace'" if name == "isolation" else "'spawn'") in str(refused.value)
 
 
-@pytest.mark.parametrize("value", ["auto", "spawn"])
+@pytest.mark.parametrize("value", ["auto", "fork", "spawn"])
 def test_the_start_methods_of_this_version_are_taken(value: str) -> None:
     assert Limits(start_method=value).start_method == value
 
@@ -116,6 +113,8 @@ def test_the_start_methods_of_this_version_are_taken(value: str) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [(name, value) for name in LATER for value in (-1, math.nan, True, [], object(), "many")]
+    + [(name, value) for name in PROCESS for value in (-1, math.nan, 1.5, [], object(), "many")]
+    + [("spare_kernels", True), ("memory_limit", True), ("memory_limit", 2**25), ("memory_limit", 0)]
     + [("max_tool_calls", value) for value in (-1, math.nan, True, 3.0, [], object(), "many")]
     + [("require_isolation", 0), ("max_kernels", 4.0), ("spill_dir", 3), ("spill_dir", b"/tmp")],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
@@ -123,6 +122,12 @@ def test_the_start_methods_of_this_version_are_taken(value: str) -> None:
 def test_a_wrong_type_or_number_is_refused_for_every_limit(name: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=name):
         Limits(**{name: value})
+
+
+@pytest.mark.parametrize("name", PROCESS)
+def test_how_processes_are_made_and_held_can_be_said(name: str) -> None:
+    assert getattr(Limits(**{name: PROCESS[name]}), name) == PROCESS[name]
+    assert Limits(isolation="namespace", require_isolation=True).isolation == "namespace"
 
 
 def test_a_mapping_gives_the_same_limits_as_arguments() -> None:

@@ -7,7 +7,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..cell.execution import cut_before_run
@@ -19,7 +19,8 @@ from ..lifecycle.info import KernelInfo, KernelState
 from ..lifecycle.key import Owner
 from ..lifecycle.loss import Loss
 from ..lifecycle.population import KernelPopulation, KernelRecord
-from ..process.launch import Launcher
+from ..limits import Limits
+from ..process.launch import Launcher, ProcessLimits
 from .bridge import KernelBridge
 from .cut import Cut
 from .manager import HermesKernelManager
@@ -269,6 +270,8 @@ class OwnedKernels:
             socket_dir=self._options.socket_dir,
             private_cwd=True,
             restartable=False,
+            process_limits=_process_limits(self._options.limits),
+            label={"owner": asdict(record.key.owner)},
         )
         now = time.time()
         return OwnedKernel(record, kernel_id, manager, now, now)
@@ -421,8 +424,13 @@ class OwnedKernels:
             cwd=kernel.record.key.cwd,
             attached=kernel.record.attached,
             pinned=kernel.record.pinned,
+            isolation="none" if launched is None else launched.isolation,
             degraded=None if session is None else session.degraded,
         )
+
+
+def _process_limits(limits: Limits) -> ProcessLimits:
+    return ProcessLimits(limits.start_method, limits.isolation, limits.require_isolation, limits.memory_limit)
 
 
 def _result(

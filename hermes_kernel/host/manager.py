@@ -21,7 +21,7 @@ from ..errors import ConfigError, HermesKernelError, KernelStartError
 from ..limits import Limits, checked_call_limit
 from ..process import interpreter
 from ..process.environment import EnvPolicy
-from ..process.launch import Launched, Launcher
+from ..process.launch import Launched, Launcher, ProcessLimits
 from ..process.local import LocalLauncher
 from ..wire import PACKER, UNPACKER
 from .bridge import KernelBridge
@@ -59,6 +59,8 @@ class HermesKernelManager(AsyncKernelManager):
     start_timeout = Float(30.0, help="Seconds for the launch to be done.").tag(config=True)
     restartable = Bool(True, help="Whether the kernel is this manager's to restart, not a registry's.")
     bridge_token = Unicode(help="What proves to the tool bridge that a connection comes from the kernel.")
+    process_limits = Instance(ProcessLimits, ())
+    label = Dict(help="What people are told about the session.")
     options = Dict(help="More of what the kernel is told in its private connection file.")
 
     client_factory = Type(HermesKernelClient)
@@ -131,6 +133,8 @@ class HermesKernelManager(AsyncKernelManager):
             private_cwd=self.private_cwd,
             connection=self._kept_connection,
             start_timeout=self.start_timeout,
+            process=self.process_limits,
+            label=self.label,
         )
 
     @property

@@ -8,7 +8,7 @@ nbclient with the installed kernel spec) it has one of its own.
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from jupyter_client.connect import KernelConnectionInfo
@@ -17,7 +17,7 @@ from jupyter_client.provisioning.provisioner_base import KernelProvisionerBase
 
 from ..errors import ConfigError
 from ..process.environment import EnvPolicy, scrub
-from ..process.launch import Launched, Launcher, LaunchSpec
+from ..process.launch import Launched, Launcher, LaunchSpec, ProcessLimits
 from ..process.local import LocalLauncher, environment_now
 from .supervised import SupervisedLauncher
 from .supervisor import Supervisor, SupervisorClosedError
@@ -47,6 +47,8 @@ class LaunchTerms:
     private_cwd: bool = False
     connection: Mapping[str, Any] | None = None
     start_timeout: float = 30.0
+    process: ProcessLimits = field(default_factory=ProcessLimits)
+    label: Mapping[str, Any] = field(default_factory=dict)
 
 
 class HermesProvisioner(LocalProvisioner):
@@ -114,6 +116,8 @@ class HermesProvisioner(LocalProvisioner):
             extra_arguments=tuple(kwargs.get("extra_arguments") or ()),
             connection=terms.connection,
             socket_dir=terms.socket_dir,
+            label=terms.label,
+            process=terms.process,
             timeout=terms.start_timeout,
         )
         self._launcher = terms.launcher

@@ -28,7 +28,10 @@ class RegistryBase:
     def __init__(self, *, _launcher: Launcher | None = None, **arguments: Unpack[RegistryArguments]) -> None:
         self._options = RegistryOptions.of(arguments)
         self._supervisor = Supervisor("hermes-kernel-registry")
-        launcher = SupervisedLauncher(self._supervisor, _launcher or LocalLauncher())
+        limits = self._options.limits
+        local = _launcher or LocalLauncher(spares=limits.spare_kernels, idle_timeout=limits.idle_timeout)
+        launcher = SupervisedLauncher(self._supervisor, local)
+        self._supervisor.submit(launcher.sweep())
         self._kernels = OwnedKernels(self._supervisor, launcher, self._options)
 
     def __del__(self) -> None:

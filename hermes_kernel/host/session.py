@@ -119,8 +119,9 @@ class KernelSession:
 
     @property
     def degraded(self) -> str | None:
-        """Why the kernel runs on stock paths, as it says itself."""
-        return self._degraded
+        """Why something is not as it was asked for: as its launcher says, and the kernel itself."""
+        reasons = (self._launched.degraded, self._degraded)
+        return "; ".join(reason for reason in reasons if reason is not None) or None
 
     async def ready(self, deadline: float) -> None:
         """Wait until the kernel answers.

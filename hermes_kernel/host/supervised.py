@@ -5,7 +5,7 @@ import asyncio
 from ..process.launch import Ended, Interpreter, KernelExit, KernelHandle, Launched, Launcher, LaunchSpec
 from .supervisor import Supervisor
 
-MARGIN = 1.0  # seconds that a launcher may take beyond the duration that it was given
+MARGIN = 4.0  # seconds that a launcher may take beyond the duration that it was given, to look for leftovers
 
 
 class SupervisedLauncher:
@@ -46,6 +46,10 @@ class SupervisedLauncher:
                 return await self._launcher.end(handle, timeout=timeout)
         except TimeoutError:  # the node does not keep to the duration, or cannot be reached
             return Ended.UNKNOWN
+
+    async def sweep(self) -> None:
+        """See Launcher."""
+        await self._supervisor.run(self._launcher.sweep())
 
     async def close(self) -> None:
         """See Launcher."""

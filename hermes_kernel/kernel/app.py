@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,18 +55,22 @@ class HermesKernelApp(IPKernelApp):
     control_port: int
     iopub_port: int
 
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._make_streams()
+
     def initialize(self, argv: Any = None) -> None:
         """Build the kernel and bind it to the connection file of the command line."""
-        self._make_streams()
         if self.degraded is None:
             self.build(argv)
             self.bind()
         else:
             super().initialize(argv)
+            self.kernel.bind()
             self._configure_kernel()
 
     def build(self, argv: Any = None) -> None:
-        """Make the state: everything that needs no connection."""
+        """Make the state: everything that needs no connection, and nothing that a fork would break."""
         BaseIPythonApplication.initialize(self, argv)
         self.init_pdb()
         self.init_blackhole()
@@ -81,12 +86,11 @@ class HermesKernelApp(IPKernelApp):
         self.displayhook.get_execution_count = lambda: self.kernel.execution_count
         self.init_path()
         self.init_shell()
-        self.init_gui_pylab()
         self.init_extensions()
-        self.init_code()
 
     def bind(self) -> None:
-        """Connect the state to the sockets that the connection file names."""
+        """Connect the state to this process, and to the sockets that the connection file names."""
+        self._bind_to_process()
         self.session.session = str(uuid.uuid4())
         self.session.pid = os.getpid()
         self.kernel.ident = str(uuid.uuid4())
@@ -100,7 +104,21 @@ class HermesKernelApp(IPKernelApp):
         self.init_signal()
         self._bind_kernel()
         self._configure_kernel()
+        self.init_code()
         sys.stdout.flush()
+
+    def _bind_to_process(self) -> None:
+        """Take the state over into this process and its environment; it may have been built in another."""
+        here = os.environ.get("IPYTHONDIR")
+        if here is not None and self.ipython_dir != here:  # type: ignore[has-type]
+            self.ipython_dir = here
+            self.profile_dir: Any = None
+            self.init_profile_dir()
+            shell = self.kernel.shell
+            shell.ipython_dir = self.ipython_dir
+            shell.profile_dir = self.kernel.profile_dir = self.profile_dir
+        self.kernel.bind()
+        self.init_gui_pylab()
 
     def init_connection_file(self) -> None:
         """Load the connection file and what the host has added to it."""
@@ -115,12 +133,10 @@ class HermesKernelApp(IPKernelApp):
         """Leave the path as it is: a file in the working directory must not take part in the start."""
 
     def init_poller(self) -> None:
-        """End with the parent process, which is the host until a warden takes its place.
-
-        The host names itself in the connection file: it may have died before this is reached.
-        """
-        self.parent_handle = self.options.get("parent", os.getppid())
-        super().init_poller()
+        """End with the parent process, unless a warden sees to that."""
+        if not self.options.get("guarded"):
+            self.parent_handle = os.getppid()
+            super().init_poller()
 
     def init_control(self, context: Any) -> None:
         """Make the control channel; the shell channel gets no thread of its own."""
@@ -262,13 +278,24 @@ def keep_debugger_out() -> None:
         del sys.modules["debugpy"]
 
 
-def main(argv: list[str]) -> int:
-    """Run a kernel until it is told to end; return the process's exit code."""
+def make_app(argv: Sequence[str]) -> HermesKernelApp:
+    """Make the application of a kernel with this command line."""
     quiet_ipython()
     if "--HermesKernelApp.debugger=True" not in argv:
         keep_debugger_out()
-    app = HermesKernelApp.instance(config=configuration())
+    app: HermesKernelApp = HermesKernelApp.instance(config=configuration())
+    return app
+
+
+def main(argv: list[str]) -> int:
+    """Run a kernel until it is told to end; return the process's exit code."""
+    app = make_app(argv)
     app.initialize(argv)
+    return run(app)
+
+
+def run(app: HermesKernelApp) -> int:
+    """Serve until the kernel is told to end; return the process's exit code."""
     os.environ.pop(PLAIN, None)
     try:
         app.start()

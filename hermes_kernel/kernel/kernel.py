@@ -46,7 +46,7 @@ class HermesKernel(IPythonKernel):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self._pid = os.getpid()
+        self._pid = 0
         self._runs_for_owner = True
         self.tools = HermesTools()
         self._aborting_sessions: set[str] = set()
@@ -66,6 +66,11 @@ class HermesKernel(IPythonKernel):
         """What a client is told; the host learns from it how the kernel runs."""
         info: dict[str, Any] = super().kernel_info
         return {**info, "hermes": {"degraded": self.parent.degraded}}
+
+    def bind(self) -> None:
+        """Be the kernel of this process."""
+        self._pid = os.getpid()
+        self.shell.init_environment()
 
     def start(self) -> None:
         """Begin to serve."""

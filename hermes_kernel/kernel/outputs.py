@@ -166,6 +166,7 @@ class OutputLog:
 
         *pipes*: the two ends of one for each stream, as the host has made them; None makes one here.
         """
+        self._forked = False
         self._session, self._iopub = session, iopub
         if directory is not None:
             self._rests = {name: Rest(directory / f"{name}.rest") for name in self._rests}

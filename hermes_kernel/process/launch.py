@@ -23,6 +23,20 @@ class Interpreter:
 
 
 @dataclass(frozen=True)
+class ProcessLimits:
+    """How a kernel process is made and what holds it: the fields of ``Limits`` with these names.
+
+    ``memory_limit`` is in bytes, None = none. With ``require_isolation`` no lower level than ``isolation``
+    will do.
+    """
+
+    start_method: str = "spawn"
+    isolation: str = "none"
+    require_isolation: bool = False
+    memory_limit: int | None = None
+
+
+@dataclass(frozen=True)
 class LaunchSpec:
     """What a kernel is to be.
 
@@ -30,7 +44,8 @@ class LaunchSpec:
     of its own. ``env`` is already scrubbed; the node applies ``env_policy`` once more as the last step.
     ``options`` reach the kernel in its private connection file. ``connection`` names addresses that somebody
     else has chosen (a stock kernel manager, or the run before a restart); None lets the node choose.
-    ``timeout``: seconds for the launch, not for the kernel to answer.
+    ``label`` is what the node tells people about the session. ``timeout``: seconds for the launch, not for
+    the kernel to answer.
     """
 
     kernel_id: str
@@ -43,6 +58,8 @@ class LaunchSpec:
     extra_arguments: tuple[str, ...] = ()
     connection: Mapping[str, Any] | None = None
     socket_dir: str | None = None
+    label: Mapping[str, Any] = field(default_factory=dict)
+    process: ProcessLimits = field(default_factory=ProcessLimits)
     timeout: float = 30.0
 
 
@@ -60,7 +77,8 @@ class Launched:
     """A kernel process that exists. ``connection`` is a secret: it holds the signing key.
 
     ``bridge`` says where the kernel can reach the host's end of the tool bridge: the place of a socket, or
-    nothing for a port of this machine's.
+    nothing for a port of this machine's. ``isolation`` is the level in force, ``degraded`` why something is
+    not as it was asked for.
     """
 
     handle: KernelHandle
@@ -69,6 +87,8 @@ class Launched:
     connection: Mapping[str, Any]
     connection_file: str
     bridge: Mapping[str, Any] = field(default_factory=dict)
+    isolation: str = "none"
+    degraded: str | None = None
 
 
 @dataclass(frozen=True)
@@ -124,6 +144,9 @@ class Launcher(Protocol):
 
     async def end(self, handle: KernelHandle, *, timeout: float) -> Ended:
         """Kill the whole tree and remove what the node kept for it; idempotent."""
+
+    async def sweep(self) -> None:
+        """Remove what kernels of dead hosts have left on the node."""
 
     async def close(self) -> None:
         """End every kernel of this launcher."""

@@ -2,52 +2,76 @@
 
 import asyncio
 import itertools
+import logging
+import math
 import os
 import sys
 import sysconfig
+import time
 from collections import OrderedDict
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..errors import ConfigError, HermesKernelError, KernelStartError
 from ..sidecar import __file__ as _sidecar
-from . import interpreter, tree
+from ..sidecar.birth import STREAMS
+from . import interpreter
 from .environment import FIXED, EnvPolicy, scrub
 from .launch import Ended, Interpreter, KernelExit, KernelHandle, Launched, LaunchSpec, StreamRest
+from .launchclass import launch_class, start_variables
+from .marked import end_marked
+from .nursery import Nursery
 from .staging import LOG_TAIL, Staging, StagingError, remove_trees
+from .sweep import sweep
+from .tree import ProcessTree, TreeSpec
+from .warden import WardenGoneError
+from .zygote import KERNEL_MODULE, LAUNCHER, Program, start_ticks
 
 NODE = "local"
-KERNEL_MODULE = "hermes_kernel.kernel.app"
 PLAIN = "HERMES_KERNEL_PLAIN"
 PROBE_TIMEOUT = 10.0  # seconds for an interpreter to say what it has
+KILL_TIMEOUT = 5.0  # seconds for a killed tree to be gone
+SWEEP_TIMEOUT = 2.0  # seconds to look for what a killed warden has left
+SWEEP_INTERVAL = 60.0  # seconds between two looks for what dead hosts have left
 REMOVAL_WAIT = 0.5  # seconds that the end of a kernel waits for the removal of its files
 CLOSE_TIMEOUT = 5.0  # seconds for all that is still being removed when the launcher is closed
 REMEMBERED = 1000  # ended kernels whose exit code can still be asked for
 
 _PACKAGE = Path(_sidecar).absolute().parent.parent
-_LAUNCHER = str(Path(_sidecar).with_name("launcher.py").absolute())
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
 
 
 @dataclass
 class _Kernel:
     staging: Staging
-    tree: tree.ProcessTree
+    tree: ProcessTree
     exited: "asyncio.Task[KernelExit]"
+    gone: "asyncio.Task[Ended]"
 
 
-@dataclass
 class LocalLauncher:
-    """Spawns kernels as child processes.
+    """Starts kernels on this machine, each below a warden that ends its tree.
 
-    It lives on one event loop; ``SupervisedLauncher`` lends it to others.
+    It lives on one event loop; ``SupervisedLauncher`` lends it to others. ``spares``: how many kernels are
+    kept ready; ``idle_timeout``: seconds without a kernel after which nothing is kept.
     """
 
-    _kernels: dict[KernelHandle, _Kernel] = field(default_factory=dict, init=False)
-    _ended: OrderedDict[KernelHandle, KernelExit] = field(default_factory=OrderedDict, init=False)
-    _removals: "set[asyncio.Future[None]]" = field(default_factory=set, init=False)
-    _interpreters: dict[str, Interpreter] = field(default_factory=dict, init=False)
-    _incarnations: "itertools.count[int]" = field(default_factory=itertools.count, init=False)
+    def __init__(self, *, spares: int = 0, idle_timeout: float = 1800.0) -> None:
+        self._nursery = Nursery(spares=spares, idle_timeout=idle_timeout)
+        self._kernels: dict[KernelHandle, _Kernel] = {}
+        self._ended: OrderedDict[KernelHandle, KernelExit] = OrderedDict()
+        self._removals: set[asyncio.Future[Any]] = set()
+        self._interpreters: dict[str, Interpreter] = {}
+        self._incarnations = itertools.count()
+        self._swept_at = -math.inf
+
+    @property
+    def spares(self) -> int:
+        """How many kernels are ready."""
+        return self._nursery.spares
 
     async def probe(self, python: str, *, timeout: float) -> Interpreter:
         """Find out whether *python* can run a kernel; an answer that it can is remembered."""
@@ -70,37 +94,39 @@ class LocalLauncher:
             staging = Staging.create(spec.kernel_id, socket_dir=spec.socket_dir)
         except StagingError as error:
             raise KernelStartError(str(error)) from error
-        argv = _command(python, staging, spec)
+        tree_spec = TreeSpec(
+            _interpreter(python),
+            (LAUNCHER, KERNEL_MODULE, "-f", str(staging.connection_file), *spec.extra_arguments),
+            _environment(staging, spec),
+            cwd or str(staging.work),
+        )
         connection = _connection(staging, spec)
-        env = _environment(staging, spec)
-        stdio: tree.Stdio | None = None
+        begun: _Begun | None = None
         try:
-            stdio = tree.make_stdio()
-            options = {**spec.options, "stdio": stdio.handed_over, "parent": os.getpid()}
+            options = {**spec.options, "stdio": STREAMS, "guarded": True}
             staging.write_connection_file({**connection, "hermes": options})
-            process = tree.start(argv, env=env, cwd=cwd or str(staging.work), stdio=stdio)
+            async with asyncio.timeout(spec.timeout):
+                begun = await self._begin(tree_spec, spec, python, staging.lease.descriptor)
+            _write_session(staging, spec, begun, tree_spec.cwd)
         except BaseException as error:
-            if stdio is not None:
-                stdio.close()
+            if begun is not None:
+                await begun.tree.end(timeout=KILL_TIMEOUT)
             staging.remove()
-            if isinstance(error, ValueError | TypeError):  # a NUL, or what is no text
-                raise ConfigError(
-                    f"the command or the environment of the kernel is wrong: {error}"
-                ) from error
-            if isinstance(error, OSError):
-                what = f"the kernel's process cannot be started: {error}"
-                raise KernelStartError(what, argv=argv) from error
-            raise
+            await self._nursery.discard_spares()
+            raise _start_error(error, tree_spec.argv, spec.timeout) from error
+        finally:
+            staging.lease.close()
         handle = KernelHandle(NODE, spec.kernel_id, next(self._incarnations))
-        exited = asyncio.create_task(_exit_of(process, staging), name=f"exit of {handle}")
-        self._kernels[handle] = _Kernel(staging, process, exited)
+        self._watch(handle, staging, begun.tree)
         return Launched(
             handle,
-            process.pid,
-            argv,
+            begun.tree.pid,
+            tree_spec.argv,
             connection,
             str(staging.connection_file),
             bridge={"transport": "unix", "path": str(staging.tool_socket)},
+            isolation=begun.isolation,
+            degraded="; ".join(begun.notes) or None,
         )
 
     async def ended(self, handle: KernelHandle) -> KernelExit:
@@ -130,20 +156,77 @@ class LocalLauncher:
         kernel = self._kernels.get(handle)
         if kernel is None:
             return Ended.CLEAN
-        kernel.tree.kill()
-        try:
-            await asyncio.wait_for(asyncio.shield(kernel.exited), timeout)
-        except TimeoutError:
+        await kernel.tree.end(timeout=timeout)
+        await asyncio.wait({kernel.gone, kernel.exited}, timeout=SWEEP_TIMEOUT)
+        if not (kernel.gone.done() and kernel.exited.done()):
             return Ended.NOT_CLEAN
         if self._forget(handle, kernel.exited.result()):
             await self._remove(kernel.staging)
-        return Ended.CLEAN
+        if asyncio.get_running_loop().time() - self._swept_at > SWEEP_INTERVAL:
+            self._in_background(sweep)
+        return kernel.gone.result()
+
+    async def sweep(self) -> None:
+        """Remove what kernels of dead hosts have left on this machine."""
+        self._in_background(sweep)
 
     async def close(self) -> None:
         """End every kernel, and wait for the removal of what they have left."""
-        await asyncio.gather(*(self.end(handle, timeout=5) for handle in list(self._kernels)))
+        await asyncio.gather(*(self.end(handle, timeout=KILL_TIMEOUT) for handle in list(self._kernels)))
+        await self._nursery.close()
         if self._removals:
             await asyncio.wait(self._removals, timeout=CLOSE_TIMEOUT)
+
+    async def _begin(self, tree: TreeSpec, spec: LaunchSpec, python: Interpreter, lease: int) -> "_Begun":
+        """Start the tree in the best way that works, and note why another one did not. Raises OSError."""
+        notes: list[str] = []
+        limits = spec.process
+        isolation = limits.isolation
+        forks = limits.start_method != "spawn"
+        if forks and (reason := reason_not_to_fork(spec)) is not None:
+            forks = False
+            if limits.start_method == "fork":
+                notes.append(f"started by spawn: {reason}")
+        program = _program(python, tree.env)
+        while True:
+            kind = launch_class(
+                spec.python, tree.env, forks=forks, isolation=isolation, memory_limit=limits.memory_limit
+            )
+            try:
+                begun = await self._nursery.begin(tree, kind, program, lease)
+            except WardenGoneError as error:
+                if not forks:
+                    raise
+                forks = False
+                notes.append(f"started by spawn: the process to fork of has ended: {error}")
+            except OSError as error:
+                if isolation == "none":
+                    raise
+                why = f"isolation {isolation!r} is not available here: {error.strerror or error}"
+                if limits.require_isolation:
+                    raise IsolationError(f"{why}; leave require_isolation out to run without") from error
+                isolation = "none"
+                notes.append(f"{why}; runs with 'none'")
+            else:
+                if begun.note is not None:
+                    notes.append(f"started by {begun.how}: {begun.note}")
+                return _Begun(begun, isolation, tuple(notes))
+
+    def _watch(self, handle: KernelHandle, staging: Staging, process: ProcessTree) -> None:
+        exited = asyncio.create_task(_exit_of(process, staging), name=f"exit of {handle}")
+        gone = asyncio.create_task(self._gone(process, staging.cookie), name=f"end of {handle}")
+        self._kernels[handle] = _Kernel(staging, process, exited, gone)
+
+    async def _gone(self, process: ProcessTree, cookie: str) -> Ended:
+        """Wait for the end of the tree; what a killed warden has left is looked for and ended at once."""
+        ended = await process.gone()
+        if ended is Ended.CLEAN:
+            return ended
+        _log.warning(
+            "the tree of process %d was not ended by its warden: looking for what is left", process.pid
+        )
+        is_clean = await self._in_background(end_marked, {cookie})
+        return ended if is_clean else Ended.NOT_CLEAN
 
     def _forget(self, handle: KernelHandle, exit_: KernelExit) -> bool:
         """Keep of an ended kernel how it ended, not what it wrote; return whether this is news."""
@@ -154,14 +237,42 @@ class LocalLauncher:
 
     async def _remove(self, staging: Staging) -> None:
         """Remove a kernel's directory. A cell may have filled it: then that goes on without its caller."""
-        gone = staging.retire()
+        removal = self._in_background(remove_trees, staging.retire())
+        await asyncio.wait({removal}, timeout=REMOVAL_WAIT)
+
+    def _in_background(self, function: Callable[..., T], *arguments: Any) -> "asyncio.Future[T]":
+        """Run *function* on a thread, or here if the interpreter ends and no thread can be started."""
+        loop = asyncio.get_running_loop()
+        if function is sweep:
+            self._swept_at = loop.time()
         try:
-            removal = asyncio.get_running_loop().run_in_executor(None, remove_trees, gone)
-            self._removals.add(removal)
-            removal.add_done_callback(self._removals.discard)
-            await asyncio.wait({removal}, timeout=REMOVAL_WAIT)
-        except RuntimeError:  # the interpreter ends: no thread can be started any more
-            remove_trees(gone)
+            work = loop.run_in_executor(None, _logged, function, *arguments)
+        except RuntimeError:
+            work = loop.create_future()
+            work.set_result(_logged(function, *arguments))
+        self._removals.add(work)
+        work.add_done_callback(self._removals.discard)
+        return work
+
+
+@dataclass(frozen=True)
+class _Begun:
+    tree: ProcessTree
+    isolation: str
+    notes: tuple[str, ...]
+
+
+class IsolationError(OSError):
+    """The isolation that is required cannot be had."""
+
+
+def reason_not_to_fork(spec: LaunchSpec) -> str | None:
+    """Return why a kernel cannot be forked, None if it can."""
+    if sys.platform != "linux":
+        return f"a fork is not safe on {sys.platform}"
+    if spec.extra_arguments:
+        return f"it has options of its own: {' '.join(spec.extra_arguments)}"
+    return None
 
 
 def environment_now() -> dict[str, str]:
@@ -197,10 +308,45 @@ def check_cwd(cwd: str) -> str:
     return path
 
 
-async def _exit_of(process: tree.ProcessTree, staging: Staging) -> KernelExit:
+def _start_error(error: BaseException, argv: tuple[str, ...], timeout: float) -> BaseException:
+    """Return what the caller is told if a kernel could not be started."""
+    if isinstance(error, ValueError | TypeError):  # a NUL, or what is no text
+        return ConfigError(f"the command or the environment of the kernel is wrong: {error}")
+    if isinstance(error, TimeoutError):
+        return KernelStartError(f"the kernel's process was not started within {timeout:g} s", argv=argv)
+    if isinstance(error, IsolationError):
+        return KernelStartError(str(error), argv=argv)
+    if isinstance(error, OSError):
+        return KernelStartError(f"the kernel's process cannot be started: {error}", argv=argv)
+    return error
+
+
+def _write_session(staging: Staging, spec: LaunchSpec, begun: _Begun, cwd: str) -> None:
+    """Tell other processes of this user about the kernel, see ``sessions``."""
+    tree = begun.tree
+    staging.record(
+        warden={"pid": tree.warden, "started": start_ticks(tree.warden)},
+        kernel={"pid": tree.pid, "started": start_ticks(tree.pid)},
+    )
+    staging.write_session(
+        {
+            "kernel_id": spec.kernel_id,
+            "python": spec.python,
+            "cwd": cwd,
+            "pid": tree.pid,
+            "host": os.getpid(),
+            "started": time.time(),
+            "isolation": begun.isolation,
+            "start_method": tree.how,
+            **spec.label,
+        }
+    )
+
+
+async def _exit_of(process: ProcessTree, staging: Staging) -> KernelExit:
     status = await process.ended()
-    out, err = process.undrained()
-    said = process.early().decode("utf-8", "backslashreplace")
+    out, err = status.left
+    said = status.early.decode("utf-8", "backslashreplace")
     return KernelExit(
         status.exit_code,
         status.signal,
@@ -215,12 +361,16 @@ def _with_pipe(rest: StreamRest, left: bytes) -> StreamRest:
     return replace(rest, undrained=rest.undrained + left)
 
 
-def _command(python: Interpreter, staging: Staging, spec: LaunchSpec) -> tuple[str, ...]:
+def _interpreter(python: Interpreter) -> tuple[str, ...]:
     # -u: what C code and children write is not held back. -P: no directory of the user's on sys.path before
     # the kernel is up. Both are for the interpreter alone; a kernel is configured through its private file.
     safe_path = ("-P",) if python.version >= (3, 11) else ()
-    file = str(staging.connection_file)
-    return (spec.python, "-u", *safe_path, _LAUNCHER, KERNEL_MODULE, "-f", file, *spec.extra_arguments)
+    return (python.executable, "-u", *safe_path)
+
+
+def _program(python: Interpreter, env: Mapping[str, str]) -> Program:
+    """Return how to execute what kernels are forked of; of the environment only what all of them share."""
+    return Program(_interpreter(python), {"PATH": env.get("PATH", os.defpath), **dict(start_variables(env))})
 
 
 def _connection(staging: Staging, spec: LaunchSpec) -> dict[str, Any]:
@@ -257,7 +407,15 @@ def _environment(staging: Staging, spec: LaunchSpec) -> dict[str, str]:
     env = scrub(spec.env, platform=sys.platform, policy=spec.env_policy)
     if spec.python != sys.executable:
         _leave_own_environment(env, Path(spec.python))
-    env.update(FIXED, IPYTHONDIR=str(staging.ipython), HERMES_KERNEL_COOKIE=spec.kernel_id)
+    env.update(FIXED, IPYTHONDIR=str(staging.ipython), HERMES_KERNEL_COOKIE=staging.cookie)
     if os.environ.get(PLAIN) == "1":
         env[PLAIN] = "1"
     return env
+
+
+def _logged(function: Callable[..., T], *arguments: Any) -> T:
+    try:
+        return function(*arguments)
+    except Exception:
+        _log.exception("%s", function.__name__)
+        raise

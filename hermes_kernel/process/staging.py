@@ -2,14 +2,17 @@
 
 ``<runtime>/hermes-kernel/<kernel id>/``, mode 0700, in a base directory that only its user can write. The
 sockets stand in it if their paths fit into 107 bytes (the limit of AF_UNIX on Linux; 103 on macOS), else in
-a directory with a short name.
+a directory with a short name. Beside it stands its lease: made before it, removed after it, and held as long
+as the kernel has a warden.
 """
 
+import contextlib
 import hashlib
 import json
 import logging
 import os
 import re
+import secrets
 import shutil
 import stat
 import struct
@@ -24,7 +27,9 @@ from typing import Any
 import platformdirs
 
 from ..errors import ConfigError, HermesKernelError
+from . import lease
 from .launch import StreamRest
+from .lease import Lease
 
 SOCKET_PATH_LIMIT = 103 if sys.platform == "darwin" else 107
 LOG_TAIL = 4_000
@@ -54,19 +59,28 @@ class Staging:
 
     path: Path
     sockets: Path
+    cookie: str
+    lease: Lease
 
     @classmethod
     def create(cls, kernel_id: str, *, socket_dir: str | None = None) -> "Staging":
-        """Make the directory of a new kernel.
+        """Make the directory of a new kernel, and a mark for its processes.
 
-        Raises ConfigError for a *socket_dir* that cannot hold a socket, StagingError if the base directory
-        is not the user's own or the directory cannot be made.
+        Its lease is held by this process until ``lease.close()``. Raises ConfigError for a *socket_dir* that
+        cannot hold a socket, StagingError if the base directory is not the user's own or the directory
+        cannot be made.
         """
         name = _directory_name(kernel_id)
         path = runtime_base() / name
         sockets = _socket_place(path, name, socket_dir)
+        cookie = secrets.token_hex(16)
+        try:
+            taken = Lease.take(_lease_of(path))
+        except OSError as error:
+            raise StagingError(f"cannot make the kernel's directory {path}: {error}") from error
         made: list[Path] = []  # a directory that was there is somebody else's and stays
         try:
+            taken.write({"cookie": cookie, "host": {"pid": os.getpid()}, "sockets": str(sockets.parent)})
             for directory in dict.fromkeys((path, sockets.parent)):
                 directory.mkdir(mode=0o700)
                 made.append(directory)
@@ -79,8 +93,14 @@ class Staging:
             _create(path / "kernel.log", b"")
         except (OSError, StagingError) as error:
             remove_trees(made)
+            taken.remove()
             raise StagingError(f"cannot make the kernel's directory {path}: {error}") from error
-        return cls(path, sockets)
+        return cls(path, sockets, cookie, taken)
+
+    @property
+    def session_file(self) -> Path:
+        """What is told about the session to other processes of the user, see ``sessions``."""
+        return self.path / "session.json"
 
     @property
     def connection_file(self) -> Path:
@@ -141,24 +161,56 @@ class Staging:
         raw = _read_end(self.path / "cell.started", MARK_SIZE)
         return raw.rstrip(b"\0").decode("utf-8", "backslashreplace") if len(raw) == MARK_SIZE else None
 
+    def record(self, **more: Any) -> None:
+        """Add to what the lease's file says; raises OSError."""
+        lease.write(self.lease.path, {**lease.read(self.lease.path), **more})
+
+    def write_session(self, session: Mapping[str, Any]) -> None:
+        """Write what is told about the session; raises OSError."""
+        _create(self.session_file, json.dumps(dict(session)).encode())
+
     def remove(self) -> None:
         """Remove the directory and all that is in it, whatever the cells have made of it."""
         remove_trees(self.retire())
 
     def retire(self) -> tuple[Path, ...]:
         """Move the directory out of the way, so that its name is free; return what is to be removed."""
-        gone = []
-        for number, directory in enumerate(dict.fromkeys((self.path, self.sockets.parent))):
-            aside = directory.with_name(f".{directory.name}.{os.urandom(4).hex()}{number}")
-            try:
-                os.rename(directory, aside)
-            except FileNotFoundError:
-                continue
-            except OSError as error:  # something is mounted there, or the base is not writable any more
-                _log.warning("cannot move %s: %s", directory, error)
-                aside = directory
-            gone.append(aside)
-        return tuple(gone)
+        gone = set_aside((self.path, self.sockets.parent))
+        with contextlib.suppress(FileNotFoundError):
+            self.lease.path.unlink()
+        return gone
+
+
+def set_aside(directories: Iterable[Path]) -> tuple[Path, ...]:
+    """Give directories names that nobody uses; return what is to be removed."""
+    gone = []
+    for number, directory in enumerate(dict.fromkeys(directories)):
+        aside = directory.with_name(f".{directory.name}.{os.urandom(4).hex()}{number}")
+        try:
+            os.rename(directory, aside)
+        except FileNotFoundError:
+            continue
+        except OSError as error:  # something is mounted there, or the base is not writable any more
+            _log.warning("cannot move %s: %s", directory, error)
+            aside = directory
+        gone.append(aside)
+    return tuple(gone)
+
+
+def directories_of(lease_file: Path, record: Mapping[str, Any]) -> tuple[Path, ...]:
+    """Return the directories of a kernel whose host has died.
+
+    The record is a file that its cells could write: of the place for the sockets nothing is believed but
+    where it stands, and that only of a directory of this user's with the name that it must have.
+    """
+    path = lease_file.with_suffix("")
+    found = [path]
+    given = record.get("sockets")
+    if isinstance(given, str) and os.path.isabs(given) and "\0" not in given:
+        sockets = Path(given)
+        if sockets.name in (path.name, _short_name(path.name)) and _is_own_directory(sockets):
+            found.append(sockets)
+    return tuple(directory for directory in dict.fromkeys(found) if _is_own_directory(directory))
 
 
 def runtime_base() -> Path:
@@ -193,7 +245,7 @@ def check_socket_dir(socket_dir: str) -> str:
     if not isinstance(socket_dir, str | os.PathLike) or not os.fspath(socket_dir):
         raise ConfigError(f"socket_dir={socket_dir!r}: give the path of a directory")
     path = Path(os.fspath(socket_dir)).absolute()
-    _short_socket_place("0" * 8, str(path))
+    _short_socket_place("any", str(path))
     try:
         path.mkdir(mode=0o700, exist_ok=True)
     except (OSError, ValueError) as error:
@@ -215,17 +267,20 @@ def _socket_place(path: Path, name: str, socket_dir: str | None) -> Path:
     """Return the common start of the five socket paths."""
     if socket_dir is None and _fits(path / "k"):
         return path / "k"
-    short = hashlib.sha256(name.encode()).hexdigest()[:8]
     if socket_dir is not None:
         roomy = Path(socket_dir) / name / "k"
-        return roomy if _fits(roomy) else _short_socket_place(short, socket_dir)
-    return _short_socket_place(short, tempfile.gettempdir(), "/tmp")
+        return roomy if _fits(roomy) else _short_socket_place(name, socket_dir)
+    return _short_socket_place(name, tempfile.gettempdir(), "/tmp")
 
 
-def _short_socket_place(short: str, *directories: str) -> Path:
+def _short_name(name: str) -> str:
     user = os.getuid() if hasattr(os, "getuid") else 0
+    return f"hk-{user}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+
+
+def _short_socket_place(name: str, *directories: str) -> Path:
     for directory in directories:
-        place = Path(directory) / f"hk-{user}-{short}" / "k"
+        place = Path(directory) / _short_name(name) / "k"
         if _fits(place):
             return place
     raise ConfigError(
@@ -240,6 +295,18 @@ def _fits(place: Path) -> bool:
 
 def _size(place: Path) -> int:
     return len(os.fsencode(place)) + len(_LONGEST_SUFFIX)
+
+
+def _lease_of(path: Path) -> Path:
+    return path.with_name(path.name + lease.SUFFIX)
+
+
+def _is_own_directory(path: Path) -> bool:
+    try:
+        info = path.lstat()
+    except (OSError, ValueError):
+        return False
+    return stat.S_ISDIR(info.st_mode) and (sys.platform == "win32" or info.st_uid == os.getuid())
 
 
 def _check_private(path: Path) -> None:

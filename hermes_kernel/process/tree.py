@@ -1,70 +1,74 @@
-"""A process together with all that it has started, behind one Protocol; platforms are files."""
+"""A kernel process together with all that it starts, behind one Protocol; platforms are files."""
 
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
+
+from .launch import Ended
 
 
 @dataclass(frozen=True)
-class ExitStatus:
-    """How a process ended: its exit code, or -N and the name of signal N."""
+class TreeSpec:
+    """What the first process of a tree is to be: an interpreter with its options, and what that is given."""
+
+    interpreter: tuple[str, ...]
+    arguments: tuple[str, ...]
+    env: Mapping[str, str]
+    cwd: str
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        """The whole command line."""
+        return (*self.interpreter, *self.arguments)
+
+
+@dataclass(frozen=True)
+class TreeExit:
+    """How the first process of a tree ended: its exit code, or -N and the name of signal N.
+
+    ``early``: the end of what it wrote before it took its pipes. ``left``: what was in the pipes of its
+    standard output and error, and nobody had read.
+    """
 
     exit_code: int
     signal: str | None = None
+    early: bytes = b""
+    left: tuple[bytes, bytes] = (b"", b"")
 
 
 class ProcessTree(Protocol):
     """A started process and its descendants, from the start until the tree is gone."""
 
     pid: int
+    """The first process, as this process sees it."""
 
-    def undrained(self) -> tuple[bytes, bytes]:
-        """Return what the tree wrote to its standard output and error and nobody has read."""
+    warden: int
+    """The process that ends the tree; 0 where the operating system does that."""
 
-    def early(self) -> bytes:
-        """Return the end of what the process wrote before it took its pipes."""
+    how: str
+    """How the first process was made: ``"fork"`` or ``"spawn"``."""
 
-    async def ended(self) -> ExitStatus:
-        """Wait until the first process is gone (its group is killed then) and say how it ended."""
+    note: str | None
+    """Why it was not made in a faster way, if it was not."""
+
+    async def ended(self) -> TreeExit:
+        """Wait until the first process is gone and say how it ended; the rest of the tree is ended then."""
+
+    async def gone(self) -> Ended:
+        """Wait until the tree is gone, or what ends it; UNKNOWN if that was killed."""
 
     def signal(self, signum: int) -> None:
-        """Send a signal to the process and its group; nothing if it is gone."""
+        """Send a signal to the first process and its group; nothing if it is gone."""
 
-    def kill(self) -> None:
-        """Kill the whole tree; idempotent. ``ended`` says when it is done."""
-
-
-class Stdio(Protocol):
-    """The pipes of a process that is to be started."""
-
-    handed_over: tuple[tuple[int, int], tuple[int, int]]
-    """For standard output and error: the numbers of a pipe's two ends, as the process will find them."""
-
-    def close(self) -> None:
-        """Close what was not handed over to a process; idempotent."""
+    async def end(self, *, timeout: float) -> Ended:
+        """Kill the whole tree and wait until it is gone; idempotent."""
 
 
-def make_stdio() -> Stdio:
-    """Make the pipes for one process; raises OSError."""
-    if sys.platform == "win32":
-        raise NotImplementedError("kernels on Windows are not available in this version")
-    from .posix import PosixStdio
+class Trees(Protocol):
+    """Makes process trees on this machine."""
 
-    return PosixStdio()
+    async def begin(self, spec: TreeSpec, kind: Any, lease: int) -> ProcessTree:
+        """Start a tree of the given kind; raises OSError. *lease* is a descriptor that lives with the tree."""
 
-
-def start(argv: Sequence[str], *, env: Mapping[str, str], cwd: str, stdio: Stdio) -> ProcessTree:
-    """Start a process as the head of a tree of its own, on the running event loop.
-
-    Its standard input is empty. What it writes is read (see ``early``) until it puts the pipes of *stdio* in
-    the place of its standard streams; *stdio* belongs to the tree from then on.
-    Raises OSError; then *stdio* is still the caller's to close.
-    """
-    if sys.platform == "win32":
-        raise NotImplementedError("kernels on Windows are not available in this version")
-    from .posix import PosixStdio, PosixTree
-
-    if not isinstance(stdio, PosixStdio):
-        raise TypeError("the pipes of another platform")
-    return PosixTree.start(argv, env=env, cwd=cwd, stdio=stdio)
+    async def close(self) -> None:
+        """End what is kept ready. Trees that have begun are not touched."""

@@ -33,24 +33,9 @@ def load_package() -> None:
     spec.loader.exec_module(package)
 
 
-def limit_harm() -> None:
-    """Leave no core dump of a conversation, and let the host live when memory runs out."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    try:
-        with open("/proc/self/oom_score_adj", "w") as file:
-            file.write("500")
-    except OSError:  # no /proc (macOS), or not allowed: a preference, not a promise
-        pass
-
-
 def main() -> None:
     """Load the package and hand over to the module that the command line names."""
     load_package()
-    limit_harm()
     arguments = sys.argv[1:]
     name = DEFAULT if not arguments or arguments[0].startswith("-") else arguments.pop(0)
     sys.exit(importlib.import_module(name).main(arguments))

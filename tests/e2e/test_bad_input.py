@@ -166,11 +166,7 @@ LATER_LIMITS = {
     "stderr_bytes": 1000,
     "spill_bytes": 0,
     "spill_dir": "/tmp",
-    "memory_limit": 10**9,
     "isolation": "basic",
-    "require_isolation": True,
-    "start_method": "fork",
-    "spare_kernels": 0,
 }
 LATER_REGISTRY = {
     "secrets": ["a secret value"],

@@ -1,0 +1,133 @@
+"""Who lives: for each kernel a lock on a file, held by its warden, and in it what would be left behind.
+
+A lock ends with the last process that holds it, whatever ends that; no clock and no number takes part.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SUFFIX = ".lease"
+MAX_RECORD = 64 * 1024
+_COOKIE = re.compile(r"[0-9a-f]{32}")
+
+
+class LeaseHeldError(OSError):
+    """Somebody who lives holds the lease."""
+
+
+@dataclass(frozen=True)
+class Lease:
+    """A lease that this process holds, until it hands over the descriptor and closes it."""
+
+    path: Path
+    descriptor: int
+
+    @classmethod
+    def take(cls, path: Path) -> "Lease":
+        """Make the file and lock it; raises LeaseHeldError, OSError."""
+        while True:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            try:
+                if _lock(descriptor) and _is_at(descriptor, path):
+                    return cls(path, descriptor)
+                if _is_at(descriptor, path):
+                    raise LeaseHeldError(f"{path} is held: that kernel lives")
+            except BaseException:
+                os.close(descriptor)
+                raise
+            os.close(descriptor)  # a sweep has removed it between the two steps
+
+    @classmethod
+    def take_dead(cls, path: Path) -> "Lease | None":
+        """Take over the lease of somebody who has ended; None if there is none, or it is held."""
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError:
+            return None
+        info = os.fstat(descriptor)
+        own = stat.S_ISREG(info.st_mode) and info.st_uid == os.getuid()
+        if own and _lock(descriptor) and _is_at(descriptor, path):
+            return cls(path, descriptor)
+        os.close(descriptor)
+        return None
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Write what would be left behind; raises OSError."""
+        write(self.path, record)
+
+    def close(self) -> None:
+        """Let go of the descriptor; whoever has it too still holds the lease."""
+        os.close(self.descriptor)
+
+    def remove(self) -> None:
+        """Remove the file, and let go."""
+        with contextlib.suppress(FileNotFoundError):
+            self.path.unlink()
+        self.close()
+
+
+def write(path: Path, record: Mapping[str, Any]) -> None:
+    """Replace the content of a lease's file, not the file; raises OSError."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with open(descriptor, "w", encoding="utf-8") as file:
+        json.dump(dict(record), file)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Return what a lease's file holds, nothing if it is no record. A cell may have written it."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        with open(descriptor, encoding="utf-8") as file:
+            record = json.loads(file.read(MAX_RECORD))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def is_held(path: Path) -> bool:
+    """Whether somebody who lives holds the lease."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        return not _lock(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def leases(base: Path) -> Iterator[Path]:
+    """Return the leases in a directory."""
+    with contextlib.suppress(FileNotFoundError):
+        yield from sorted(entry for entry in base.iterdir() if entry.name.endswith(SUFFIX))
+
+
+def cookie_of(record: Mapping[str, Any]) -> str | None:
+    """Return the mark of a kernel's processes, None if the record has none that can be one."""
+    cookie = record.get("cookie")
+    return cookie if isinstance(cookie, str) and _COOKIE.fullmatch(cookie) else None
+
+
+def _lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    """Whether the file that is open is the one that has the name."""
+    try:
+        there = os.stat(path, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return os.path.samestat(os.fstat(descriptor), there)

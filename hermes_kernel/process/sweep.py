@@ -1,0 +1,36 @@
+"""Removes what dead hosts have left: the processes and directories of kernels whose lease nobody holds."""
+
+import logging
+import re
+
+from . import lease
+from .lease import Lease
+from .marked import end_marked
+from .staging import directories_of, remove_trees, runtime_base, set_aside
+
+_RETIRED = re.compile(r"\..+\.[0-9a-f]{9}")
+_log = logging.getLogger(__name__)
+
+
+def sweep() -> int:
+    """Remove what is left of every kernel that has nobody; return how many there were.
+
+    A lease decides, never a time or a pid. Nothing outside the directories that a kernel of this user has is
+    touched, whatever its record says.
+    """
+    base = runtime_base()
+    dead = [taken for path in lease.leases(base) if (taken := Lease.take_dead(path)) is not None]
+    records = {one: lease.read(one.path) for one in dead}
+    cookies = {cookie for record in records.values() if (cookie := lease.cookie_of(record))}
+    all_ended = end_marked(cookies)
+    if not all_ended:
+        _log.warning("processes of dead kernels cannot be ended: %s", ", ".join(sorted(cookies)))
+    for one, record in records.items():
+        gone = set_aside(directories_of(one.path, record))
+        if all_ended:
+            one.remove()
+        else:
+            one.close()  # the next sweep tries again
+        remove_trees(gone)
+    remove_trees(entry for entry in base.iterdir() if _RETIRED.fullmatch(entry.name))
+    return len(dead)

@@ -1,0 +1,168 @@
+"""The host's end of a zygote: a process that forks wardens and their kernels."""
+
+import asyncio
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import psutil
+
+from ..sidecar import __file__ as _sidecar
+from .launchclass import ZygoteClass
+from .marked import MARK
+from .staging import Staging, remove_trees
+from .warden import WardenedTree
+
+KERNEL_MODULE = "hermes_kernel.kernel.app"
+PREPARED_MODULE = "hermes_kernel.kernel.prepared"
+ZYGOTE_MODULE = "hermes_kernel.sidecar.zygote"
+LEAVE_TIMEOUT = 2.0  # seconds for a zygote without kernels to leave
+
+LAUNCHER = os.path.join(os.path.dirname(os.path.abspath(_sidecar)), "launcher.py")
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Program:
+    """How a zygote is executed: the interpreter with its options, and its environment."""
+
+    interpreter: tuple[str, ...]
+    env: Mapping[str, str]
+
+
+def bare_program() -> Program:
+    """Return the program of a zygote that only executes kernels: this interpreter, and nothing else."""
+    return Program((sys.executable, "-I", "-S"), {})
+
+
+class Zygote:
+    """A zygote process, from its start until it has ended. It lives on the event loop that made it."""
+
+    def __init__(self, kind: ZygoteClass, program: Program) -> None:
+        """Start the process; raises OSError and HermesKernelError, and nothing is left then."""
+        self.kind = kind
+        self.trees: set[WardenedTree] = set()
+        self._loop = asyncio.get_running_loop()
+        self._staging = Staging.create(f"zygote-{uuid.uuid4().hex}")
+        try:
+            ours, theirs = socket.socketpair()
+            with theirs:
+                self._control = ours
+                self._process = self._execute(program, theirs)
+        except BaseException:
+            self._staging.lease.close()
+            self._staging.remove()
+            raise
+        self._staging.lease.close()
+        self.ended: asyncio.Future[None] = self._loop.create_future()
+        self._stop_watching = watch_child(self._loop, self._process.pid, self._reap)
+
+    @property
+    def pid(self) -> int:
+        """The process."""
+        return self._process.pid
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the process has ended."""
+        return self.ended.done()
+
+    def fork(self) -> WardenedTree:
+        """Have a warden forked; raises OSError if there is none to do it."""
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                socket.send_fds(self._control, [b"f"], [theirs.fileno()])
+            tree = WardenedTree(ours)
+        except BaseException:
+            ours.close()
+            raise
+        self.trees.add(tree)
+        tree.on_gone(lambda: self.trees.discard(tree))
+        return tree
+
+    def log_tail(self) -> str:
+        """Return the end of what the process wrote."""
+        return self._staging.log_tail()
+
+    async def leave(self) -> None:
+        """Let the process end, which it does when its kernels are gone; it is killed if it has none."""
+        self._control.close()
+        await asyncio.wait({self.ended}, timeout=LEAVE_TIMEOUT)
+        if not self.ended.done() and not self.trees:
+            _log.warning("zygote %d does not end: it is killed", self.pid)
+            self._process.kill()
+        await asyncio.shield(self.ended)
+
+    def _execute(self, program: Program, theirs: socket.socket) -> "subprocess.Popen[bytes]":
+        env = {**program.env, MARK: self._staging.cookie}
+        if self.kind.forks:
+            env["IPYTHONDIR"] = str(self._staging.ipython)
+        host = psutil.Process()
+        started = start_ticks(host.pid)
+        argv = [
+            *program.interpreter, LAUNCHER, ZYGOTE_MODULE, str(theirs.fileno()),
+            str(self._staging.lease.descriptor), str(host.pid), str(started),
+        ]  # fmt: skip
+        with open(self._staging.log, "ab") as log:
+            return subprocess.Popen(
+                argv + [PREPARED_MODULE] * self.kind.forks,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=env,
+                cwd=self._staging.work,
+                start_new_session=True,
+                pass_fds=(theirs.fileno(), self._staging.lease.descriptor),
+            )
+
+    def _reap(self) -> None:
+        self._stop_watching()
+        self._process.wait()
+        self._control.close()
+        remove_trees(self._staging.retire())
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+
+def start_ticks(pid: int) -> int:
+    """Return when a process started, as ``sidecar.system.started`` does; 0 if it is gone."""
+    try:
+        if sys.platform != "linux":
+            return int(psutil.Process(pid).create_time())
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+            return int(file.read().rpartition(")")[2].split()[19])
+    except (OSError, psutil.Error):
+        return 0
+
+
+def watch_child(loop: asyncio.AbstractEventLoop, pid: int, ended: Callable[[], None]) -> Callable[[], None]:
+    """Have *ended* called on the loop when a child of this process is gone; return how to stop that."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except (AttributeError, OSError):  # not Linux, or not allowed
+        return _watch_by_thread(loop, pid, ended)
+    loop.add_reader(descriptor, ended)
+
+    def stop() -> None:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
+
+    return stop
+
+
+def _watch_by_thread(
+    loop: asyncio.AbstractEventLoop, pid: int, ended: Callable[[], None]
+) -> Callable[[], None]:
+    def wait() -> None:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        loop.call_soon_threadsafe(ended)
+
+    threading.Thread(target=wait, name=f"hermes-wait-{pid}", daemon=True).start()
+    return lambda: None

@@ -1,0 +1,128 @@
+"""How a forked child of the warden becomes a kernel: its descriptors, its limits, then the kernel itself."""
+
+import fcntl
+import json
+import os
+import resource
+import signal
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, NoReturn, Protocol
+
+STREAMS = ((3, 4), (5, 6))
+"""Where a kernel finds the two ends of the pipes that are to become its standard output and error."""
+
+BIRTH = 7  # where it reads what it is to be
+FIRST_FREE = 8
+CANNOT_BEGIN = 127
+OOM_SCORE = "500"
+
+
+class Kernel(Protocol):
+    """A kernel that is all there but for what tells it from others."""
+
+    how: str
+    """How it is made: ``"fork"`` or ``"spawn"``."""
+
+    note: str | None
+    """Why it is not made in a faster way, if it is not."""
+
+    def begin(self, start: "Start") -> int:
+        """Be this kernel; return the exit code if it comes back."""
+
+
+class Start(NamedTuple):
+    """What a kernel is to be: the interpreter with its options, what that is given, its environment."""
+
+    interpreter: Sequence[str]
+    arguments: Sequence[str]
+    env: Mapping[str, str]
+    cwd: str
+
+
+class Spawned:
+    """A kernel that is a program to be executed."""
+
+    how = "spawn"
+
+    def __init__(self, note: str | None = None) -> None:
+        self.note = note
+
+    def begin(self, start: Start) -> int:
+        """Execute the interpreter."""
+        for number in (signal.SIGINT, signal.SIGPIPE, getattr(signal, "SIGXFSZ", signal.SIGPIPE)):
+            signal.signal(number, signal.SIG_DFL)  # what Python ignores, a program need not
+        os.execve(start.interpreter[0], [*start.interpreter, *start.arguments], start.env)
+
+
+def be_born(kernel: Kernel, descriptors: Mapping[int, int], memory_limit: int | None) -> NoReturn:
+    """Be a kernel as soon as the descriptor BIRTH says which; end if it says nothing.
+
+    *descriptors* maps the numbers that the kernel knows to those that the warden has. Nothing else of the
+    warden's stays open.
+    """
+    code = CANNOT_BEGIN
+    try:
+        arrange(descriptors)
+        limit_harm(memory_limit)
+        start = read_start()
+        if start is None:
+            os._exit(0)
+        os.chdir(start.cwd)
+        code = kernel.begin(start)
+    except BaseException:  # noqa: BLE001  # the edge of the process: its last words are read by the warden
+        traceback.print_exc(file=sys.__stderr__)
+    finally:
+        flush()
+        os._exit(code)
+
+
+def arrange(descriptors: Mapping[int, int]) -> None:
+    """Have the descriptors where *descriptors* says, from 0 on, and no others."""
+    out_of_the_way = [fcntl.fcntl(source, fcntl.F_DUPFD, FIRST_FREE) for source in descriptors.values()]
+    for place, source in zip(descriptors, out_of_the_way, strict=True):
+        os.dup2(source, place, inheritable=place != BIRTH)
+    os.closerange(FIRST_FREE, highest_descriptor() + 1)
+
+
+def highest_descriptor() -> int:
+    """Return the highest descriptor that may be open."""
+    for directory in ("/proc/self/fd", "/dev/fd"):
+        try:
+            return max(map(int, os.listdir(directory)))
+        except OSError:  # not mounted
+            continue
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return min(soft, 1 << 16)
+
+
+def limit_harm(memory_limit: int | None) -> None:
+    """Leave no core dump of a conversation, let the host live when memory runs out, and bound the memory."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if memory_limit is not None:
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        bound = memory_limit if hard == resource.RLIM_INFINITY else min(memory_limit, hard)
+        resource.setrlimit(resource.RLIMIT_AS, (bound, bound))
+    try:
+        with open("/proc/self/oom_score_adj", "w") as file:
+            file.write(OOM_SCORE)
+    except OSError:  # no /proc (macOS), or not allowed: a preference, not a promise
+        pass
+
+
+def read_start() -> Start | None:
+    """Read what this kernel is to be; None if the warden has gone without saying it."""
+    with open(BIRTH, "rb") as pipe:
+        line = pipe.readline()
+    return Start(**json.loads(line)) if line.endswith(b"\n") else None
+
+
+def flush() -> None:
+    """Write out what the standard streams hold, whatever a cell has made of them."""
+    for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+        try:
+            if stream is not None:
+                stream.flush()
+        except Exception:  # noqa: BLE001  # the process ends now: there is nobody left to tell
+            continue

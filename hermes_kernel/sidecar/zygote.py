@@ -1,0 +1,144 @@
+"""The zygote: it forks wardens, each of which forks a kernel, and is what stands behind them.
+
+``python launcher.py hermes_kernel.sidecar.zygote CONTROL LEASE HOST STARTED [MODULE]``: descriptors of a
+socket and of its own lease, pid and start time of the host. Each byte on the socket comes with a descriptor:
+the control connection of a new warden. With MODULE (``MODULE.prepare()`` returns a ``birth.Kernel``) a
+kernel is a fork of what has been prepared, without it a program to be executed.
+
+If a warden is killed, what its kernel has started becomes the zygote's, and is ended.
+"""
+
+import gc
+import importlib
+import os
+import signal
+import time
+import traceback
+from collections.abc import Sequence
+from typing import NoReturn
+
+from .birth import Kernel, Spawned
+from .events import Events, Host
+from .system import system
+from .tree import end_tree
+from .warden import Warden, receive
+
+WARDENS_END = 7.0  # seconds that wardens have to end by themselves when the host is gone
+
+
+class Zygote:
+    """One zygote process."""
+
+    def __init__(self, control: int, lease: int, host: Host, kernel: Kernel) -> None:
+        self._control = control
+        self._lease = lease
+        self._host = host
+        self._kernel = kernel
+        self._events = Events(host)
+        self._wardens: set[int] = set()
+        self._host_has_left = False
+
+    def run(self) -> None:
+        """Fork wardens until the host leaves; then wait until they are gone."""
+        system.adopt_orphans()
+        system.signal_at_parents_end(signal.SIGCONT)
+        while not self._is_over():
+            if self._control in self._events.wait([self._control]):
+                self._receive()
+            self._clean()
+        self._end()
+
+    def _is_over(self) -> bool:
+        return self._events.is_over or self._host_has_left
+
+    def _receive(self) -> None:
+        data, connections = receive(self._control, 1)
+        self._host_has_left = not data
+        for connection in connections:
+            self._fork(connection)
+            os.close(connection)
+
+    def _fork(self, connection: int) -> None:
+        try:
+            pid = os.fork()
+        except OSError as error:
+            refuse(connection, error)
+            return
+        if pid == 0:
+            self._become_warden(connection)
+        self._wardens.add(pid)
+
+    def _become_warden(self, connection: int) -> NoReturn:
+        try:
+            self._events.close()
+            os.close(self._control)
+            os.close(self._lease)
+            os.setsid()
+            Warden(connection, Host.of(self._host.pid, self._host.started), self._kernel).run()
+        except BaseException:  # noqa: BLE001  # the edge of the process; its standard error is the zygote's log
+            traceback.print_exc()
+        finally:
+            os._exit(0)
+
+    def _clean(self) -> None:
+        """Take in the wardens that have ended, and end what a killed one has left."""
+        self._reap()
+        if any(child not in self._wardens for child in system.children()):
+            end_tree(self._events, self._reap, spare=lambda: self._wardens)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, _ = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            self._wardens.discard(pid)
+
+    def _end(self) -> None:
+        """See the wardens out, and end what is left then."""
+        for warden in self._wardens:
+            os.kill(warden, signal.SIGCONT)  # a cell may have stopped it
+            if self._events.told_to_end:
+                os.kill(warden, signal.SIGTERM)
+        deadline = time.monotonic() + WARDENS_END
+        while self._wardens:
+            left = deadline - time.monotonic()
+            if self._events.is_over and left <= 0:
+                break
+            self._events.wait(timeout=max(0.0, left) if self._events.is_over else None)
+            if not self._events.is_over:
+                deadline = time.monotonic() + WARDENS_END
+            self._clean()
+        end_tree(self._events, self._reap)
+
+
+def refuse(connection: int, error: OSError) -> None:
+    """Tell the host that there is no warden."""
+    try:
+        os.write(connection, b'{"refused": "%s", "errno": %d}\n' % (str(error).encode(), error.errno or 0))
+    except OSError:  # the host has left
+        return
+
+
+def prepared(module: str) -> Kernel:
+    """Return what kernels are forked of; if it cannot be made they are executed, and say so."""
+    try:
+        kernel: Kernel = importlib.import_module(module).prepare()
+    except Exception as error:  # noqa: BLE001  # whatever is wrong with that interpreter's packages
+        traceback.print_exc()
+        return Spawned(f"cannot fork: {type(error).__name__}: {error}")
+    return kernel
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Be a zygote until the host is gone or has left; return the exit code."""
+    control, lease, host, started = map(int, arguments[:4])
+    module = arguments[4:]
+    kernel = prepared(module[0]) if module else Spawned()
+    gc.collect()
+    gc.freeze()
+    gc.disable()  # what only waits makes no garbage, and a collection would touch what is shared
+    Zygote(control, lease, Host.of(host, started), kernel).run()
+    return 0
