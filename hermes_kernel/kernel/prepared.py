@@ -6,6 +6,7 @@ no socket. ``reason_not_to_fork`` looks for them; with one of them kernels are f
 """
 
 import atexit
+import contextlib
 import gc
 import importlib
 import os
@@ -78,10 +79,8 @@ class BuiltKernel:
 def prepare() -> "BuiltKernel | ImportedKernel":
     """Make what the kernels of this process are forked of."""
     for name in LAZY:
-        try:
+        with contextlib.suppress(ImportError):  # of another version: then a first cell imports what it needs
             importlib.import_module(name)
-        except ImportError:  # of another version: then a first cell imports what it needs
-            continue
     app = make_app(())
     if app.degraded is not None:
         HermesKernelApp.clear_instance()

@@ -91,6 +91,7 @@ class Nursery:
             try:
                 tree = zygote.fork()
                 await tree.prepare(isolation=kind.isolation, memory_limit=kind.memory_limit)
+                zygote.has_served = True
                 return tree
             except (WardenGoneError, BrokenPipeError, ConnectionError) as error:
                 if tree is not None:
@@ -102,6 +103,8 @@ class Nursery:
             except BaseException:
                 if tree is not None:
                     await tree.end(timeout=SPARE_END_TIMEOUT)
+                if not zygote.has_served:  # it may hang in what it loads
+                    self._retire(zygote)
                 raise
         raise AssertionError("unreachable")
 

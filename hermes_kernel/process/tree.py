@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from .launch import Ended
 
@@ -62,13 +62,3 @@ class ProcessTree(Protocol):
 
     async def end(self, *, timeout: float) -> Ended:
         """Kill the whole tree and wait until it is gone; idempotent."""
-
-
-class Trees(Protocol):
-    """Makes process trees on this machine."""
-
-    async def begin(self, spec: TreeSpec, kind: Any, lease: int) -> ProcessTree:
-        """Start a tree of the given kind; raises OSError. *lease* is a descriptor that lives with the tree."""
-
-    async def close(self) -> None:
-        """End what is kept ready. Trees that have begun are not touched."""

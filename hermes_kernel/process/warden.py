@@ -75,10 +75,14 @@ class WardenedTree:
         if not self._ended.done():
             self._say_now({"signal": signum})
 
+    def abandon(self) -> None:
+        """Expect no warden any more: what should have forked it is gone."""
+        if not self._prepared.done():
+            self._close()
+
     async def end(self, *, timeout: float) -> Ended:
         """Kill the whole tree; a warden that does not answer is killed, and its kernel with it."""
-        if not self._prepared.done():  # if there will be a warden, it finds that nobody wants it
-            self._close()
+        self.abandon()  # if there will be a warden, it finds that nobody wants it
         if not self._gone.done():
             self._say_now({"end": True})
             self._signal_warden(signal.SIGCONT)  # a cell may have stopped it

@@ -15,7 +15,7 @@ import psutil
 
 from ..sidecar import __file__ as _sidecar
 from .launchclass import ZygoteClass
-from .marked import MARK
+from .marked import MARK, end_marked
 from .staging import Staging, remove_trees
 from .warden import WardenedTree
 
@@ -48,6 +48,9 @@ class Zygote:
         """Start the process; raises OSError and HermesKernelError, and nothing is left then."""
         self.kind = kind
         self.trees: set[WardenedTree] = set()
+        self.has_served = False
+        self._leaves = False
+        self._said = ""
         self._loop = asyncio.get_running_loop()
         self._staging = Staging.create(f"zygote-{uuid.uuid4().hex}")
         try:
@@ -71,7 +74,7 @@ class Zygote:
     @property
     def is_gone(self) -> bool:
         """Whether the process has ended."""
-        return self.ended.done()
+        return self._process.returncode is not None
 
     def fork(self) -> WardenedTree:
         """Have a warden forked; raises OSError if there is none to do it."""
@@ -89,10 +92,11 @@ class Zygote:
 
     def log_tail(self) -> str:
         """Return the end of what the process wrote."""
-        return self._staging.log_tail()
+        return self._said or self._staging.log_tail()
 
     async def leave(self) -> None:
         """Let the process end, which it does when its kernels are gone; it is killed if it has none."""
+        self._leaves = True
         self._control.close()
         await asyncio.wait({self.ended}, timeout=LEAVE_TIMEOUT)
         if not self.ended.done() and not self.trees:
@@ -124,11 +128,26 @@ class Zygote:
 
     def _reap(self) -> None:
         self._stop_watching()
-        self._process.wait()
+        code = self._process.wait()
+        for tree in list(self.trees):
+            tree.abandon()
         self._control.close()
-        remove_trees(self._staging.retire())
-        if not self.ended.done():
+        self._said = self._staging.log_tail()
+        gone = self._staging.retire()
+        # What ends otherwise than it should has not ended what it started.
+        cookies = set() if code == 0 and self._leaves else {self._staging.cookie}
+
+        def clean() -> None:
+            end_marked(cookies)
+            remove_trees(gone)
+
+        try:
+            cleaning = self._loop.run_in_executor(None, clean)
+        except RuntimeError:  # the interpreter ends: no thread can be started any more
+            clean()
             self.ended.set_result(None)
+        else:
+            cleaning.add_done_callback(lambda _: self.ended.set_result(None))
 
 
 def start_ticks(pid: int) -> int:

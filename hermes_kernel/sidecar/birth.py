@@ -1,5 +1,6 @@
 """How a forked child of the warden becomes a kernel: its descriptors, its limits, then the kernel itself."""
 
+import contextlib
 import fcntl
 import json
 import os
@@ -88,13 +89,11 @@ def arrange(descriptors: Mapping[int, int]) -> None:
 
 def highest_descriptor() -> int:
     """Return the highest descriptor that may be open."""
-    for directory in ("/proc/self/fd", "/dev/fd"):
-        try:
-            return max(map(int, os.listdir(directory)))
-        except OSError:  # not mounted
-            continue
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return min(soft, 1 << 16)
+    try:
+        return max(map(int, os.listdir("/dev/fd")))
+    except OSError:  # not mounted
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return min(soft, 1 << 16)
 
 
 def limit_harm(memory_limit: int | None) -> None:
@@ -121,8 +120,6 @@ def read_start() -> Start | None:
 def flush() -> None:
     """Write out what the standard streams hold, whatever a cell has made of them."""
     for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
-        try:
+        with contextlib.suppress(Exception):  # the process ends now: there is nobody left to tell
             if stream is not None:
                 stream.flush()
-        except Exception:  # noqa: BLE001  # the process ends now: there is nobody left to tell
-            continue

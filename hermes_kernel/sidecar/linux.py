@@ -112,7 +112,8 @@ def mark_environment(name: str, value: str) -> None:
     A process that was forked and not executed shows the block of its ancestor; whoever looks for the marked
     processes of one kernel must find them too.
     """
-    block = open("/proc/self/environ", "rb").read()
+    with open("/proc/self/environ", "rb") as file:
+        block = file.read()
     head = f"{name}=".encode()
     at = block.find(b"\0" + head)
     at = 0 if block.startswith(head) else at + 1 if at >= 0 else -1

@@ -8,6 +8,7 @@ kernel is a fork of what has been prepared, without it a program to be executed.
 If a warden is killed, what its kernel has started becomes the zygote's, and is ended.
 """
 
+import contextlib
 import gc
 import importlib
 import os
@@ -23,6 +24,8 @@ from .system import system
 from .tree import end_tree
 from .warden import Warden, receive
 
+MARK = "HERMES_KERNEL_COOKIE"
+NOBODY = "0" * 32
 WARDENS_END = 7.0  # seconds that wardens have to end by themselves when the host is gone
 
 
@@ -74,6 +77,7 @@ class Zygote:
             os.close(self._control)
             os.close(self._lease)
             os.setsid()
+            mark_as_nobodys()
             Warden(connection, Host.of(self._host.pid, self._host.started), self._kernel).run()
         except BaseException:  # noqa: BLE001  # the edge of the process; its standard error is the zygote's log
             traceback.print_exc()
@@ -120,6 +124,12 @@ def refuse(connection: int, error: OSError) -> None:
         os.write(connection, b'{"refused": "%s", "errno": %d}\n' % (str(error).encode(), error.errno or 0))
     except OSError:  # the host has left
         return
+
+
+def mark_as_nobodys() -> None:
+    """A warden is no leftover of its zygote's, and is not to be ended as one."""
+    with contextlib.suppress(OSError):  # started without a mark
+        system.mark_environment(MARK, NOBODY)
 
 
 def prepared(module: str) -> Kernel:
