@@ -4,7 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 # What an interpreter, the C library or an imported package reads once, when it starts.
-START_PREFIXES = ("PYTHON", "LD_", "LC_", "MALLOC_", "GLIBC_", "XDG_", "JUPYTER", "HERMES_KERNEL_")
+START_PREFIXES = (
+    "PYTHON", "LD_", "LC_", "MALLOC_", "GLIBC_", "XDG_", "JUPYTER", "JPY_", "HERMES_KERNEL_"
+)  # fmt: skip
 START_NAMES = frozenset({"LANG", "LANGUAGE", "HOME", "TERM", "USERPROFILE"})
 OWN = frozenset({"HERMES_KERNEL_COOKIE"})  # of one kernel, and set at its start
 
@@ -28,6 +30,14 @@ class LaunchClass:
     zygote: ZygoteClass
     isolation: str = "none"
     memory_limit: int | None = None
+
+
+@dataclass(frozen=True)
+class Program:
+    """How a process is executed of which kernels are forked: interpreter and options, and environment."""
+
+    interpreter: tuple[str, ...]
+    env: Mapping[str, str]
 
 
 def launch_class(

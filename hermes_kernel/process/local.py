@@ -20,14 +20,13 @@ from ..sidecar.birth import STREAMS
 from . import interpreter
 from .environment import FIXED, EnvPolicy, scrub
 from .launch import Ended, Interpreter, KernelExit, KernelHandle, Launched, LaunchSpec, StreamRest
-from .launchclass import launch_class, start_variables
+from .launchclass import Program, launch_class, start_variables
 from .marked import end_marked
-from .nursery import Nursery
 from .staging import LOG_TAIL, Staging, StagingError, remove_trees
 from .sweep import sweep
-from .tree import ProcessTree, TreeSpec
+from .tree import ProcessTree, TreeSpec, make_trees
 from .warden import WardenGoneError
-from .zygote import KERNEL_MODULE, LAUNCHER, Program, start_ticks
+from .zygote import KERNEL_MODULE, LAUNCHER, start_ticks
 
 NODE = "local"
 PLAIN = "HERMES_KERNEL_PLAIN"
@@ -60,7 +59,7 @@ class LocalLauncher:
     """
 
     def __init__(self, *, spares: int = 0, idle_timeout: float = 1800.0) -> None:
-        self._nursery = Nursery(spares=spares, idle_timeout=idle_timeout)
+        self._trees = make_trees(spares=spares, idle_timeout=idle_timeout)
         self._kernels: dict[KernelHandle, _Kernel] = {}
         self._ended: OrderedDict[KernelHandle, KernelExit] = OrderedDict()
         self._removals: set[asyncio.Future[Any]] = set()
@@ -71,7 +70,7 @@ class LocalLauncher:
     @property
     def spares(self) -> int:
         """How many kernels are ready."""
-        return self._nursery.spares
+        return self._trees.spares
 
     async def probe(self, python: str, *, timeout: float) -> Interpreter:
         """Find out whether *python* can run a kernel; an answer that it can is remembered."""
@@ -99,6 +98,7 @@ class LocalLauncher:
             (LAUNCHER, KERNEL_MODULE, "-f", str(staging.connection_file), *spec.extra_arguments),
             _environment(staging, spec),
             cwd or str(staging.work),
+            staging.remains,
         )
         connection = _connection(staging, spec)
         begun: _Begun | None = None
@@ -112,7 +112,7 @@ class LocalLauncher:
             if begun is not None:
                 await begun.tree.end(timeout=KILL_TIMEOUT)
             staging.remove()
-            await self._nursery.discard_spares()
+            await self._trees.discard_spares()
             raise _start_error(error, tree_spec.argv, spec.timeout) from error
         finally:
             staging.lease.close()
@@ -173,7 +173,7 @@ class LocalLauncher:
     async def close(self) -> None:
         """End every kernel, and wait for the removal of what they have left."""
         await asyncio.gather(*(self.end(handle, timeout=KILL_TIMEOUT) for handle in list(self._kernels)))
-        await self._nursery.close()
+        await self._trees.close()
         if self._removals:
             await asyncio.wait(self._removals, timeout=CLOSE_TIMEOUT)
 
@@ -193,7 +193,7 @@ class LocalLauncher:
                 spec.python, tree.env, forks=forks, isolation=isolation, memory_limit=limits.memory_limit
             )
             try:
-                begun = await self._nursery.begin(tree, kind, program, lease)
+                begun = await self._trees.begin(tree, kind, program, lease)
             except WardenGoneError as error:
                 if not forks:
                     raise

@@ -4,10 +4,10 @@ import asyncio
 import logging
 from dataclasses import dataclass
 
-from .launchclass import LaunchClass, ZygoteClass
+from .launchclass import LaunchClass, Program, ZygoteClass
 from .tree import TreeSpec
 from .warden import WardenedTree, WardenGoneError
-from .zygote import Program, Zygote, bare_program
+from .zygote import Zygote, bare_program
 
 MAX_FORKING = 2  # zygotes that have a kernel in their memory
 SPARE_DELAY = 0.1  # seconds after a launch, in which its first cell has the processors to itself

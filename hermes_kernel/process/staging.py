@@ -161,6 +161,11 @@ class Staging:
         raw = _read_end(self.path / "cell.started", MARK_SIZE)
         return raw.rstrip(b"\0").decode("utf-8", "backslashreplace") if len(raw) == MARK_SIZE else None
 
+    @property
+    def remains(self) -> tuple[str, ...]:
+        """What is to be removed if the host cannot do it, in this order."""
+        return tuple(map(str, dict.fromkeys((self.path, self.sockets.parent, self.lease.path))))
+
     def record(self, **more: Any) -> None:
         """Add to what the lease's file says; raises OSError."""
         lease.write(self.lease.path, {**lease.read(self.lease.path), **more})

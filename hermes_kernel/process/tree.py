@@ -1,20 +1,26 @@
 """A kernel process together with all that it starts, behind one Protocol; platforms are files."""
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from .launch import Ended
+from .launchclass import LaunchClass, Program
 
 
 @dataclass(frozen=True)
 class TreeSpec:
-    """What the first process of a tree is to be: an interpreter with its options, and what that is given."""
+    """What the first process of a tree is to be: an interpreter with its options, and what that is given.
+
+    ``remains``: the files that are removed after it if this process is gone by then.
+    """
 
     interpreter: tuple[str, ...]
     arguments: tuple[str, ...]
     env: Mapping[str, str]
     cwd: str
+    remains: tuple[str, ...] = ()
 
     @property
     def argv(self) -> tuple[str, ...]:
@@ -62,3 +68,38 @@ class ProcessTree(Protocol):
 
     async def end(self, *, timeout: float) -> Ended:
         """Kill the whole tree and wait until it is gone; idempotent."""
+
+
+class Trees(Protocol):
+    """Makes process trees on this machine, on one event loop."""
+
+    @property
+    def spares(self) -> int:
+        """How many first processes are kept ready."""
+
+    async def begin(self, spec: TreeSpec, kind: LaunchClass, program: Program, lease: int) -> ProcessTree:
+        """Start a tree. *program*: what its first process can be forked of. *lease*: see ``Lease``.
+
+        Raises OSError, and nothing is left then.
+        """
+
+    async def discard_spares(self) -> None:
+        """End what is kept ready: one of its class could not be used."""
+
+    async def close(self) -> None:
+        """End what is kept ready. Trees that have begun are not touched."""
+
+
+def make_trees(*, spares: int, idle_timeout: float) -> Trees:
+    """Return what makes process trees on this platform.
+
+    *spares*: how many first processes to keep ready; *idle_timeout*: seconds without a tree after which
+    nothing is kept.
+    """
+    if sys.platform == "win32":
+        from .windows import WindowsTrees
+
+        return WindowsTrees()
+    from .nursery import Nursery
+
+    return Nursery(spares=spares, idle_timeout=idle_timeout)

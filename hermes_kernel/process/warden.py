@@ -60,7 +60,9 @@ class WardenedTree:
 
     async def start(self, spec: TreeSpec, lease: int) -> None:
         """Say what the kernel is to be, and hand the lease to the warden. Raises OSError."""
-        await self._say({"start": asdict(spec)}, lease)
+        start = asdict(spec)
+        remains = start.pop("remains")
+        await self._say({"start": start, "remains": remains}, lease)
 
     async def ended(self) -> TreeExit:
         """Wait until the first process is gone and say how it ended."""

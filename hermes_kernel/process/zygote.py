@@ -1,6 +1,7 @@
 """The host's end of a zygote: a process that forks wardens and their kernels."""
 
 import asyncio
+import json
 import logging
 import os
 import socket
@@ -8,13 +9,12 @@ import subprocess
 import sys
 import threading
 import uuid
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import psutil
 
 from ..sidecar import __file__ as _sidecar
-from .launchclass import ZygoteClass
+from .launchclass import Program, ZygoteClass
 from .marked import MARK, end_marked
 from .staging import Staging, remove_trees
 from .warden import WardenedTree
@@ -26,14 +26,6 @@ LEAVE_TIMEOUT = 2.0  # seconds for a zygote without kernels to leave
 
 LAUNCHER = os.path.join(os.path.dirname(os.path.abspath(_sidecar)), "launcher.py")
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Program:
-    """How a zygote is executed: the interpreter with its options, and its environment."""
-
-    interpreter: tuple[str, ...]
-    env: Mapping[str, str]
 
 
 def bare_program() -> Program:
@@ -113,6 +105,7 @@ class Zygote:
         argv = [
             *program.interpreter, LAUNCHER, ZYGOTE_MODULE, str(theirs.fileno()),
             str(self._staging.lease.descriptor), str(host.pid), str(started),
+            json.dumps(self._staging.remains),
         ]  # fmt: skip
         with open(self._staging.log, "ab") as log:
             return subprocess.Popen(

@@ -3,14 +3,15 @@
 A small single-threaded process between the host and a kernel. It speaks lines of JSON with the host:
 
     host    {"prepare": {"isolation": …, "memory_limit": …}}     once: have a kernel ready
-            {"start": {"interpreter": […], "arguments": […], "env": {…}, "cwd": …}}
+            {"start": {"interpreter": […], "arguments": […], "env": {…}, "cwd": …}, "remains": […]}
                                                                  once, with a lease: say which kernel it is
             {"signal": N}   {"end": true}
     warden  {"kernel": pid, "warden": pid, "how": …, "note": …}  or {"refused": why}
             {"exited": pid, "code": …, "early": …, "left": […]}
             {"ended": clean, "seconds": …}                       its last word
 
-The end of the connection, of the host or of the kernel ends the tree, and so does SIGTERM.
+The end of the connection, of the host or of the kernel ends the tree, and so does SIGTERM. If the host is
+gone, the warden also removes the kernel's files, the *remains*.
 """
 
 import array
@@ -27,6 +28,7 @@ from typing import Any, NoReturn
 
 from .birth import BIRTH, STREAMS, Kernel, be_born, highest_descriptor
 from .events import Events, Host
+from .remains import remove
 from .system import system
 from .tree import end_tree
 
@@ -58,6 +60,7 @@ class Warden:
         self._early = bytearray()
         self._host_has_left = False
         self._is_reported = False
+        self._remains: list[str] = []
         self._leases: list[int] = []  # held as long as this process lives
 
     def run(self) -> None:
@@ -74,6 +77,8 @@ class Warden:
             self._report_exit()
             self._tell({"ended": clean, "seconds": round(time.monotonic() - began, 4)})
             self._send_rest()
+            if self._events.host.is_gone():
+                remove(self._remains)
 
     def _serve(self) -> None:
         prepared = False
@@ -88,6 +93,7 @@ class Warden:
                         return
                 elif "start" in line:
                     self._to_kernel = json.dumps(line["start"]).encode() + b"\n"
+                    self._remains = line["remains"]
                 elif "signal" in line:
                     self._signal(int(line["signal"]))
                 elif "end" in line:

@@ -1,9 +1,10 @@
 """The zygote: it forks wardens, each of which forks a kernel, and is what stands behind them.
 
-``python launcher.py hermes_kernel.sidecar.zygote CONTROL LEASE HOST STARTED [MODULE]``: descriptors of a
-socket and of its own lease, pid and start time of the host. Each byte on the socket comes with a descriptor:
-the control connection of a new warden. With MODULE (``MODULE.prepare()`` returns a ``birth.Kernel``) a
-kernel is a fork of what has been prepared, without it a program to be executed.
+``python launcher.py hermes_kernel.sidecar.zygote CONTROL LEASE HOST STARTED REMAINS [MODULE]``: descriptors
+of a socket and of its own lease; pid and start time of the host; JSON of the files to remove if that is gone.
+Each byte on the socket comes with a descriptor: the control connection of a new warden. With MODULE
+(``MODULE.prepare()`` returns a ``birth.Kernel``) a kernel is a fork of what has been prepared, without it a
+program to be executed.
 
 If a warden is killed, what its kernel has started becomes the zygote's, and is ended.
 """
@@ -11,6 +12,7 @@ If a warden is killed, what its kernel has started becomes the zygote's, and is 
 import contextlib
 import gc
 import importlib
+import json
 import os
 import signal
 import time
@@ -20,6 +22,7 @@ from typing import NoReturn
 
 from .birth import Kernel, Spawned
 from .events import Events, Host
+from .remains import remove
 from .system import system
 from .tree import end_tree
 from .warden import Warden, receive
@@ -40,6 +43,11 @@ class Zygote:
         self._events = Events(host)
         self._wardens: set[int] = set()
         self._host_has_left = False
+
+    @property
+    def host_is_gone(self) -> bool:
+        """Whether the host has ended."""
+        return self._host.is_gone()
 
     def run(self) -> None:
         """Fork wardens until the host leaves; then wait until they are gone."""
@@ -145,10 +153,13 @@ def prepared(module: str) -> Kernel:
 def main(arguments: Sequence[str]) -> int:
     """Be a zygote until the host is gone or has left; return the exit code."""
     control, lease, host, started = map(int, arguments[:4])
-    module = arguments[4:]
+    remains, *module = arguments[4:]
     kernel = prepared(module[0]) if module else Spawned()
     gc.collect()
     gc.freeze()
     gc.disable()  # what only waits makes no garbage, and a collection would touch what is shared
-    Zygote(control, lease, Host.of(host, started), kernel).run()
+    zygote = Zygote(control, lease, Host.of(host, started), kernel)
+    zygote.run()
+    if zygote.host_is_gone:
+        remove(json.loads(remains))
     return 0
