@@ -10,6 +10,7 @@ from ..errors import HermesKernelError, KernelStartError
 from .doctor import doctor
 from .interruption import exit_code_of_interrupt
 from .run import run
+from .sessions import kill, ps
 from .spec import spec
 
 CANNOT = 2
@@ -50,6 +51,8 @@ def main() -> None:
 main.add_command(run)
 main.add_command(doctor)
 main.add_command(spec)
+main.add_command(ps)
+main.add_command(kill)
 
 
 def _sentence(error: HermesKernelError) -> str:

@@ -52,6 +52,12 @@ def marked(cookies: Collection[str]) -> list[int]:
     return [pid for pid in psutil.pids() if pid != own and _has(read, pid, wanted)]
 
 
+def has_mark(pid: int, cookie: str) -> bool:
+    """Whether a process of this user has the mark."""
+    read = _read_proc if sys.platform == "linux" else _read_elsewhere
+    return _has(read, pid, [_HEAD + cookie.encode()])
+
+
 def _has(read: Callable[[int], bytes], pid: int, wanted: list[bytes]) -> bool:
     block = read(pid)
     return _HEAD in block and any(mark in block.split(b"\0") for mark in wanted)

@@ -188,12 +188,13 @@ class Server:
 
 def traces_of(runtime: Path, kernel_id: str | None = None) -> list[psutil.Process]:
     """Processes of kernels below *runtime*; with an id, the kernel's own process alone."""
-    marked = traces.marked_processes(str(runtime))
     if kernel_id is None:
-        return marked
-    ours = [process for process in marked if process.environ()[traces.COOKIE] == kernel_id]
-    pids = {process.pid for process in ours}
-    return [process for process in ours if process.ppid() not in pids]
+        return traces.marked_processes(str(runtime))
+    try:
+        session = json.loads((runtime / "hermes-kernel" / kernel_id / "session.json").read_text())
+        return [psutil.Process(session["pid"])]
+    except (FileNotFoundError, psutil.NoSuchProcess):  # between two processes
+        return []
 
 
 @contextmanager

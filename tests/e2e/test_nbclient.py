@@ -213,7 +213,7 @@ def test_a_start_that_fails_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     def refuse(*args: object, **kwargs: object) -> None:
         raise OSError(12, "Cannot allocate memory")
 
-    monkeypatch.setattr("hermes_kernel.process.tree.start", refuse)
+    monkeypatch.setattr("hermes_kernel.process.zygote.Zygote._execute", refuse)
 
     async def main() -> None:
         manager = HermesKernelManager()
