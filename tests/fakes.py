@@ -180,6 +180,9 @@ class FakeLauncher:
         shutil.rmtree(place, ignore_errors=True)
         return Ended.CLEAN
 
+    async def sweep(self) -> None:
+        """Nothing of it outlives a test."""
+
     async def close(self) -> None:
         for handle in self._places:
             await self.end(handle, timeout=5)

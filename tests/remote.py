@@ -18,6 +18,7 @@ from hermes_kernel.process.launch import (
     Launched,
     Launcher,
     LaunchSpec,
+    ProcessLimits,
     StreamRest,
 )
 
@@ -25,7 +26,16 @@ T = TypeVar("T")
 
 _TYPES: dict[str, type] = {
     kind.__name__: kind
-    for kind in (EnvPolicy, Interpreter, KernelExit, KernelHandle, Launched, LaunchSpec, StreamRest)
+    for kind in (
+        EnvPolicy,
+        Interpreter,
+        KernelExit,
+        KernelHandle,
+        Launched,
+        LaunchSpec,
+        ProcessLimits,
+        StreamRest,
+    )
 }
 
 
@@ -157,6 +167,10 @@ class RemoteLauncher:
             )
         except TimeoutError:
             return Ended.UNKNOWN
+
+    async def sweep(self) -> None:
+        """See Launcher. The node sees to itself: nobody waits for its answer."""
+        await self.inner.sweep()
 
     async def close(self) -> None:
         """See Launcher. The node sees that its host is gone and ends all: this needs no answer."""

@@ -32,18 +32,22 @@ class Lease:
 
     @classmethod
     def take(cls, path: Path) -> "Lease":
-        """Make the file and lock it; raises LeaseHeldError, OSError."""
+        """Make the file and lock it; raises LeaseHeldError if somebody who lives has it, OSError."""
         while True:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             try:
-                if _lock(descriptor) and _is_at(descriptor, path):
-                    return cls(path, descriptor)
-                if _is_at(descriptor, path):
-                    raise LeaseHeldError(f"{path} is held: that kernel lives")
-            except BaseException:
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+                is_new = True
+            except FileExistsError:
+                descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+                is_new = False
+            if is_new:  # a sweep that looks at it between the two steps takes it for dead, and removes it
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            elif not _lock(descriptor):
                 os.close(descriptor)
-                raise
-            os.close(descriptor)  # a sweep has removed it between the two steps
+                raise LeaseHeldError(f"{path} is held: that kernel lives")
+            if _is_at(descriptor, path):
+                return cls(path, descriptor)
+            os.close(descriptor)
 
     @classmethod
     def take_dead(cls, path: Path) -> "Lease | None":

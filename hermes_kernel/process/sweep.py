@@ -6,7 +6,7 @@ import re
 from . import lease
 from .lease import Lease
 from .marked import end_marked
-from .staging import directories_of, remove_trees, runtime_base, set_aside
+from .staging import StagingError, directories_of, remove_trees, runtime_base, set_aside
 
 _RETIRED = re.compile(r"\..+\.[0-9a-f]{9}")
 _log = logging.getLogger(__name__)
@@ -18,7 +18,11 @@ def sweep() -> int:
     A lease decides, never a time or a pid. Nothing outside the directories that a kernel of this user has is
     touched, whatever its record says.
     """
-    base = runtime_base()
+    try:
+        base = runtime_base()
+    except StagingError as error:  # whoever starts a kernel is told
+        _log.info("nothing is swept: %s", error)
+        return 0
     dead = [taken for path in lease.leases(base) if (taken := Lease.take_dead(path)) is not None]
     records = {one: lease.read(one.path) for one in dead}
     cookies = {cookie for record in records.values() if (cookie := lease.cookie_of(record))}

@@ -1,0 +1,5 @@
+"""On the path of a Python: it never gets to what it was started for."""
+
+import threading
+
+threading.Event().wait()
