@@ -26,6 +26,9 @@ from .kernel import HermesKernel
 from .outputs import HermesOutStream, OutputLog
 from .shell import quiet_ipython
 
+CHANNELS = ("shell", "iopub", "stdin", "control", "hb")
+"""In the order of their numbers, where they are files: as in ``hermes_kernel.process.staging``."""
+
 
 class NoShellChannelThread:
     """In the place of the shell channel's thread: there is none, and cells run where they arrive."""
@@ -51,19 +54,23 @@ class HermesKernelApp(IPKernelApp):
     allow_magics = Bool(True, help="Whether %magics, !commands and help? work.").tag(config=True)
     degraded = Unicode(None, allow_none=True, help="Why the kernel runs on stock paths, if it does.")
     options = Dict(help="What the host has written into the private connection file.")
+    stdio: Any = None
     displayhook: Any = None
     control_port: int
     iopub_port: int
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        self._directory: Path | None = None
         self._make_streams()
 
     def initialize(self, argv: Any = None) -> None:
         """Build the kernel and bind it to the connection file of the command line."""
         if self.degraded is None:
             self.build(argv)
+            self.init_connection_file()
             self.bind()
+            self.take_over()
         else:
             super().initialize(argv)
             self.kernel.bind()
@@ -89,26 +96,41 @@ class HermesKernelApp(IPKernelApp):
         self.init_extensions()
 
     def bind(self) -> None:
-        """Connect the state to this process, and to the sockets that the connection file names."""
-        self._bind_to_process()
+        """Open the sockets that the connection file names, and start the threads that serve them."""
         self.session.session = str(uuid.uuid4())
         self.session.pid = os.getpid()
         self.kernel.ident = str(uuid.uuid4())
-        self.init_connection_file()
-        self.init_poller()
         self.init_sockets()
         self.init_heartbeat()
-        self.write_connection_file()
-        self.log_connection_info()
         self.init_io()
         self.init_signal()
         self._bind_kernel()
+
+    def bind_in(self, place: Path) -> None:
+        """Open the sockets as ``place-1`` to ``place-5``, before there is a connection file.
+
+        The directory may have another name when the kernel begins; nothing that is open minds.
+        """
+        self.transport, self.ip = "ipc", str(place)
+        for number, channel in enumerate(CHANNELS, start=1):
+            setattr(self, f"{channel}_port", number)
+        self.session.key = os.urandom(32)  # nobody's, until the connection file is there
+        self._directory = place.parent
+        self.bind()
+
+    def take_over(self) -> None:
+        """Take the state over into this process and its environment, and do what was asked for."""
+        self.iopub_thread.start()  # not before: it greets who subscribes, signed with the key that it has
+        self._bind_to_process()
+        self.init_poller()
+        if not self.is_guarded:  # who has made the file knows what is in it
+            self.write_connection_file()
+            self.log_connection_info()
         self._configure_kernel()
         self.init_code()
         sys.stdout.flush()
 
     def _bind_to_process(self) -> None:
-        """Take the state over into this process and its environment; it may have been built in another."""
         here = os.environ.get("IPYTHONDIR")
         if here is not None and self.ipython_dir != here:  # type: ignore[has-type]
             self.ipython_dir = here
@@ -122,19 +144,27 @@ class HermesKernelApp(IPKernelApp):
 
     def init_connection_file(self) -> None:
         """Load the connection file and what the host has added to it."""
-        super().init_connection_file()
         try:
             info = json.loads(Path(self.abs_connection_file).read_text(encoding="utf-8"))
         except FileNotFoundError:  # started by hand: ipykernel makes one
+            info = {}
+        if "hermes" not in info:
+            super().init_connection_file()
             return
-        self.options = info.get("hermes", {})
+        self.options = info["hermes"]
+        self.load_connection_info(info)
+
+    @property
+    def is_guarded(self) -> bool:
+        """Whether a warden of ours has started the kernel, and ends it."""
+        return bool(self.options.get("guarded"))
 
     def init_path(self) -> None:
         """Leave the path as it is: a file in the working directory must not take part in the start."""
 
     def init_poller(self) -> None:
         """End with the parent process, unless a warden sees to that."""
-        if not self.options.get("guarded"):
+        if not self.is_guarded:
             self.parent_handle = os.getppid()
             super().init_poller()
 
@@ -167,7 +197,6 @@ class HermesKernelApp(IPKernelApp):
         self.iopub_port = self._bind_socket(self.iopub_socket, self.iopub_port)
         self.configure_tornado_logger()
         self.iopub_thread = IOPubThread(self.iopub_socket, pipe=False, session=self.session)
-        self.iopub_thread.start()
         self.iopub_socket = self.iopub_thread.background_socket
 
     def init_io(self) -> None:
@@ -176,9 +205,9 @@ class HermesKernelApp(IPKernelApp):
             self.displayhook = ZMQDisplayHook(self.session, self.iopub_socket)
         self.displayhook.pub_socket = self.iopub_socket
         sys.displayhook = self.displayhook
-        directory = Path(self.abs_connection_file).parent
+        directory = self._directory or Path(self.abs_connection_file).parent
         self._log_to(directory / "kernel.log")
-        pipes = self.options.get("stdio") or [None, None]
+        pipes = self.options.get("stdio") or self.stdio or [None, None]
         self.output_log.bind(self.session, self.iopub_thread, directory, self.streams, pipes)
         self.use_streams()
         self.patch_io()

@@ -173,6 +173,7 @@ class OutputLog:
             self._mark = StartMark(directory / "cell.started")
         if hasattr(os, "fork"):
             self._pipes = [_DescriptorPipe(s, pipe) for s, pipe in zip(streams, pipes, strict=True)]
+            threading.Thread(target=self._watch_pipes, name="hermes-fd", daemon=True).start()
 
     def write(self, name: str, text: str, parent: dict[str, Any]) -> None:
         """Take in text that Python code writes, in the cell whose request has the header *parent*."""
@@ -232,6 +233,20 @@ class OutputLog:
         if not self._forked:
             for pipe in self._pipes:
                 pipe.drain()
+
+    def _watch_pipes(self) -> None:
+        """Take in what children and C code write, as it comes."""
+        watched = {pipe.read_end: pipe for pipe in self._pipes}
+        poll = select.poll()
+        for end in watched:
+            poll.register(end, select.POLLIN)
+        while watched:
+            for end, events in poll.poll():
+                if events & ~select.POLLIN:  # a cell has closed our end
+                    _log.warning("descriptor %d is not captured any more", watched.pop(end).number)
+                    poll.unregister(end)
+                else:
+                    watched[end].take()
 
     def begin_cell(self, msg_id: str) -> None:
         """Note that a cell begins."""
@@ -404,23 +419,21 @@ class _BinaryOutput(io.RawIOBase):
 class _DescriptorPipe:
     """The pipe behind descriptor 1 or 2, read by a thread and, before a flush, by whoever flushes.
 
-    The host makes it and holds the end that is read too: what is in it when the process dies is not lost.
+    The warden makes it and holds the end that is read too: what is in it when the process dies is not lost.
     """
 
     def __init__(self, stream: HermesOutStream, ends: Sequence[int] | None) -> None:
         self._stream = stream
-        self._number = stream.fileno()
+        self.number = stream.fileno()
         self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
         self._lock = threading.RLock()  # a signal handler may print while its thread reads here
         self._reading = False
-        self._read_end, self._write_end = os.pipe() if ends is None else ends
-        for end in (self._read_end, self._write_end):
+        self.read_end, self._write_end = os.pipe() if ends is None else ends
+        for end in (self.read_end, self._write_end):
             os.set_inheritable(end, False)
-        os.dup2(self._write_end, self._number)
-        os.set_blocking(self._read_end, False)
+        os.dup2(self._write_end, self.number)
+        os.set_blocking(self.read_end, False)
         os.register_at_fork(after_in_child=self._after_fork)
-        self._thread = threading.Thread(target=self._watch, name=f"hermes-fd-{self._number}", daemon=True)
-        self._thread.start()
 
     def drain(self) -> None:
         """Take in all that is in the pipe now."""
@@ -431,23 +444,17 @@ class _DescriptorPipe:
     def repair(self) -> None:
         """Put the pipe back if the descriptor was closed. One that a cell has redirected stays as it is."""
         try:
-            os.fstat(self._number)
+            os.fstat(self.number)
         except OSError:
             try:
-                os.dup2(self._write_end, self._number)
+                os.dup2(self._write_end, self.number)
             except OSError as error:  # the cell has closed this one too
-                _log.warning("descriptor %d is closed for good: %s", self._number, error)
+                _log.warning("descriptor %d is closed for good: %s", self.number, error)
 
-    def _watch(self) -> None:
-        poll = select.poll()
-        poll.register(self._read_end, select.POLLIN)
-        while True:
-            events = poll.poll()
-            if events[0][1] & ~select.POLLIN:  # a cell has closed our end
-                _log.warning("descriptor %d is not captured any more", self._number)
-                return
-            with self._lock:
-                self._read_once()
+    def take(self) -> None:
+        """Take in what one read gives."""
+        with self._lock:
+            self._read_once()
 
     def _read_once(self) -> bool:
         """Take in what one read gives; return whether there may be more."""
@@ -456,14 +463,14 @@ class _DescriptorPipe:
         self._reading = True
         log = self._stream._output_log
         try:
-            data = log.read(self._stream.name, self._read_end)
+            data = log.read(self._stream.name, self.read_end)
             if text := self._decoder.decode(data):
                 log.append(self._stream.name, text, self._stream.latest_parent, from_pipe=len(data))
             return len(data) == READ_SIZE
         except BlockingIOError:
             return False
         except OSError as error:
-            _log.warning("descriptor %d is not captured any more: %s", self._number, error)
+            _log.warning("descriptor %d is not captured any more: %s", self.number, error)
             return False
         finally:
             self._reading = False

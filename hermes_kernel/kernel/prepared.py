@@ -11,20 +11,21 @@ import gc
 import importlib
 import os
 import random
-import signal
 import sys
 import tempfile
 import threading
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import zmq
 
-from ..sidecar.birth import Start
+from ..sidecar.birth import STREAMS, Start
 from ..sidecar.system import system
 from .app import HermesKernelApp, main, make_app, run
+from .rehearsal import rehearse
 from .shell import exit_code_of, plain_traceback
 
 # What a first cell would import, beside what the application has.
@@ -43,12 +44,15 @@ FORBIDDEN = ("anon_inode:", "socket:")
 
 
 class ImportedKernel:
-    """A kernel whose modules are there; the rest is made after the fork."""
+    """A kernel whose modules are there; the rest is made when it begins."""
 
     how = "fork"
 
     def __init__(self, note: str | None = None) -> None:
         self.note = note
+
+    def bind(self, place: str, *, waits: bool) -> None:
+        """Nothing: it is bound when it begins."""
 
     def begin(self, start: Start) -> int:
         """Be this kernel until it ends; return the exit code of the process."""
@@ -57,13 +61,22 @@ class ImportedKernel:
 
 
 class BuiltKernel:
-    """A kernel whose application, kernel and shell are there; the connection is made after the fork."""
+    """A kernel whose application, kernel and shell are there before the fork."""
 
     how = "fork"
     note: str | None = None
 
     def __init__(self, app: HermesKernelApp) -> None:
         self._app = app
+        self._is_bound = False
+
+    def bind(self, place: str, *, waits: bool) -> None:
+        """Open the sockets at *place*, and start the threads that serve them."""
+        self._app.stdio = STREAMS
+        self._app.bind_in(Path(place))
+        self._is_bound = True
+        if waits:
+            rehearse(self._app)
 
     def begin(self, start: Start) -> int:
         """Be this kernel until it ends; return the exit code of the process."""
@@ -72,7 +85,10 @@ class BuiltKernel:
 
     def _run(self, start: Start) -> int:
         self._app.connection_file = start.arguments[start.arguments.index("-f") + 1]
-        self._app.bind()
+        self._app.init_connection_file()
+        if not self._is_bound:
+            self._app.bind()
+        self._app.take_over()
         return run(self._app)
 
 
@@ -100,14 +116,7 @@ def prepare() -> "BuiltKernel | ImportedKernel":
 
 def warm(app: HermesKernelApp) -> None:
     """Let what a first cell makes once be made now, and leave no trace of it in the session."""
-    shell = app.kernel.shell
-    session = app.session
-    shell.transform_cell("print(1)")
-    shell.display_formatter.format(2)
-    shell.run_cell("pass", store_history=False, silent=True)
-    message = session.serialize(session.msg("execute_request", {"code": "1"}))
-    session.deserialize(session.feed_identities(message)[1])
-    session.digest_history.clear()
+    rehearse(app)
     try:
         raise ValueError("warm")
     except ValueError as error:
@@ -148,7 +157,6 @@ def become(start: Start) -> None:
     random.seed()
     sys.argv[:] = start.arguments
     sys.orig_argv[:] = [*start.interpreter, *start.arguments]
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     process: Any = sys.modules.get("multiprocessing.process")
     if process is not None:
         process.ORIGINAL_DIR = os.getcwd()

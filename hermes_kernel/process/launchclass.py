@@ -30,6 +30,7 @@ class LaunchClass:
     zygote: ZygoteClass
     isolation: str = "none"
     memory_limit: int | None = None
+    socket_dir: str | None = None
 
 
 @dataclass(frozen=True)
@@ -47,10 +48,11 @@ def launch_class(
     forks: bool,
     isolation: str = "none",
     memory_limit: int | None = None,
+    socket_dir: str | None = None,
 ) -> LaunchClass:
     """Return the class of a kernel that runs *python* with the environment *env*."""
     zygote = ZygoteClass(python, start_variables(env), True) if forks else ZygoteClass()
-    return LaunchClass(zygote, isolation, memory_limit)
+    return LaunchClass(zygote, isolation, memory_limit, socket_dir)
 
 
 def start_variables(env: Mapping[str, str]) -> tuple[tuple[str, str], ...]:

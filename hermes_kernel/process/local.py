@@ -21,10 +21,10 @@ from . import interpreter
 from .environment import FIXED, EnvPolicy, scrub
 from .launch import Ended, Interpreter, KernelExit, KernelHandle, Launched, LaunchSpec, StreamRest
 from .launchclass import Program, launch_class, start_variables
-from .marked import end_marked
+from .marked import MARK, end_marked
 from .staging import LOG_TAIL, Staging, StagingError, remove_trees
 from .sweep import sweep
-from .tree import ProcessTree, TreeSpec, make_trees
+from .tree import IsolationRefusedError, ProcessTree, Seat, TreeSpec, make_trees
 from .warden import WardenGoneError
 from .zygote import KERNEL_MODULE, LAUNCHER, start_ticks
 
@@ -89,44 +89,44 @@ class LocalLauncher:
         """Make the kernel's directory and start its process."""
         python = await self.probe(spec.python, timeout=min(PROBE_TIMEOUT, spec.timeout))
         cwd = None if spec.cwd is None else check_cwd(spec.cwd)
-        try:
-            staging = Staging.create(spec.kernel_id, socket_dir=spec.socket_dir)
-        except StagingError as error:
-            raise KernelStartError(str(error)) from error
-        tree_spec = TreeSpec(
-            _interpreter(python),
-            (LAUNCHER, KERNEL_MODULE, "-f", str(staging.connection_file), *spec.extra_arguments),
-            _environment(staging, spec),
-            cwd or str(staging.work),
-            staging.remains,
-        )
-        connection = _connection(staging, spec)
-        begun: _Begun | None = None
-        try:
-            options = {**spec.options, "stdio": STREAMS, "guarded": True}
-            staging.write_connection_file({**connection, "hermes": options})
-            async with asyncio.timeout(spec.timeout):
-                begun = await self._begin(tree_spec, spec, python, staging.lease.descriptor)
-            _write_session(staging, spec, begun, tree_spec.cwd)
-        except BaseException as error:
-            if begun is not None:
-                await begun.tree.end(timeout=KILL_TIMEOUT)
-            staging.remove()
-            await self._trees.discard_spares()
-            raise _start_error(error, tree_spec.argv, spec.timeout) from error
-        finally:
-            staging.lease.close()
+        notes: list[str] = []
+        isolation = spec.process.isolation
+        forks = self._forks(spec, notes)
+        while True:
+            try:
+                async with asyncio.timeout(spec.timeout):
+                    seat, tree_spec = await self._begin(spec, python, cwd, isolation, forks=forks)
+                break
+            except WardenGoneError as error:
+                if not forks:
+                    raise KernelStartError(f"the kernel's process cannot be started: {error}") from error
+                forks = False
+                notes.append(f"started by spawn: the process to fork of has ended: {error}")
+            except IsolationRefusedError as error:
+                why = f"isolation {isolation!r} is not available here: {error.strerror}"
+                if spec.process.require_isolation:
+                    raise KernelStartError(f"{why}; leave require_isolation out to run without") from error
+                isolation = "none"
+                notes.append(f"{why}; runs with 'none'")
+            except TimeoutError as error:
+                what = f"the kernel's process was not started within {spec.timeout:g} s"
+                raise KernelStartError(what) from error
+            except (OSError, StagingError) as error:
+                raise KernelStartError(f"the kernel's process cannot be started: {error}") from error
+        tree, staging = seat.tree, seat.staging
+        if tree.note is not None:
+            notes.append(f"started by {tree.how}: {tree.note}")
         handle = KernelHandle(NODE, spec.kernel_id, next(self._incarnations))
-        self._watch(handle, staging, begun.tree)
+        self._watch(handle, staging, tree)
         return Launched(
             handle,
-            begun.tree.pid,
+            tree.pid,
             tree_spec.argv,
-            connection,
+            _connection(staging, spec),
             str(staging.connection_file),
             bridge={"transport": "unix", "path": str(staging.tool_socket)},
-            isolation=begun.isolation,
-            degraded="; ".join(begun.notes) or None,
+            isolation=isolation,
+            degraded="; ".join(notes) or None,
         )
 
     async def ended(self, handle: KernelHandle) -> KernelExit:
@@ -177,40 +177,56 @@ class LocalLauncher:
         if self._removals:
             await asyncio.wait(self._removals, timeout=CLOSE_TIMEOUT)
 
-    async def _begin(self, tree: TreeSpec, spec: LaunchSpec, python: Interpreter, lease: int) -> "_Begun":
-        """Start the tree in the best way that works, and note why another one did not. Raises OSError."""
-        notes: list[str] = []
-        limits = spec.process
-        isolation = limits.isolation
-        forks = limits.start_method != "spawn"
-        if forks and (reason := reason_not_to_fork(spec)) is not None:
-            forks = False
-            if limits.start_method == "fork":
-                notes.append(f"started by spawn: {reason}")
-        program = _program(python, tree.env)
-        while True:
-            kind = launch_class(
-                spec.python, tree.env, forks=forks, isolation=isolation, memory_limit=limits.memory_limit
-            )
-            try:
-                begun = await self._trees.begin(tree, kind, program, lease)
-            except WardenGoneError as error:
-                if not forks:
-                    raise
-                forks = False
-                notes.append(f"started by spawn: the process to fork of has ended: {error}")
-            except OSError as error:
-                if isolation == "none":
-                    raise
-                why = f"isolation {isolation!r} is not available here: {error.strerror or error}"
-                if limits.require_isolation:
-                    raise IsolationError(f"{why}; leave require_isolation out to run without") from error
-                isolation = "none"
-                notes.append(f"{why}; runs with 'none'")
-            else:
-                if begun.note is not None:
-                    notes.append(f"started by {begun.how}: {begun.note}")
-                return _Begun(begun, isolation, tuple(notes))
+    def _forks(self, spec: LaunchSpec, notes: list[str]) -> bool:
+        """Whether the kernel is to be forked; if that was asked for and cannot be, *notes* says why."""
+        if spec.process.start_method == "spawn":
+            return False
+        reason = reason_not_to_fork(spec)
+        if reason is not None and spec.process.start_method == "fork":
+            notes.append(f"started by spawn: {reason}")
+        return reason is None
+
+    async def _begin(
+        self, spec: LaunchSpec, python: Interpreter, cwd: str | None, isolation: str, *, forks: bool
+    ) -> tuple[Seat, TreeSpec]:
+        """Start a tree in its directory; if that fails nothing is left.
+
+        Raises OSError (WardenGoneError, IsolationRefusedError), StagingError, ConfigError.
+        """
+        env = _environment(spec)
+        kind = launch_class(
+            spec.python,
+            env,
+            forks=forks,
+            isolation=isolation,
+            memory_limit=spec.process.memory_limit,
+            socket_dir=spec.socket_dir,
+        )
+        seat = await self._trees.seat(
+            kind, _program(python, env), spec.kernel_id, binds=spec.connection is None
+        )
+        staging = seat.staging
+        tree_spec = TreeSpec(
+            _interpreter(python),
+            (LAUNCHER, KERNEL_MODULE, "-f", str(staging.connection_file), *spec.extra_arguments),
+            {**env, "IPYTHONDIR": str(staging.ipython), MARK: staging.cookie},
+            cwd or str(staging.work),
+            staging.remains,
+        )
+        try:
+            options = {**spec.options, "stdio": STREAMS, "guarded": True}
+            staging.write_connection_file({**_connection(staging, spec), "hermes": options})
+            await seat.tree.start(tree_spec, staging.lease.descriptor)
+            _write_session(staging, spec, seat.tree, isolation, tree_spec.cwd)
+        except BaseException as error:
+            await seat.give_up(timeout=KILL_TIMEOUT)
+            await self._trees.discard_spares()
+            if isinstance(error, ValueError | TypeError):  # a NUL, or what is no text
+                what = f"the command or the environment of the kernel is wrong: {error}"
+                raise ConfigError(what) from error
+            raise
+        staging.lease.close()
+        return seat, tree_spec
 
     def _watch(self, handle: KernelHandle, staging: Staging, process: ProcessTree) -> None:
         exited = asyncio.create_task(_exit_of(process, staging), name=f"exit of {handle}")
@@ -255,17 +271,6 @@ class LocalLauncher:
         return work
 
 
-@dataclass(frozen=True)
-class _Begun:
-    tree: ProcessTree
-    isolation: str
-    notes: tuple[str, ...]
-
-
-class IsolationError(OSError):
-    """The isolation that is required cannot be had."""
-
-
 def reason_not_to_fork(spec: LaunchSpec) -> str | None:
     """Return why a kernel cannot be forked, None if it can."""
     if sys.platform != "linux":
@@ -308,22 +313,8 @@ def check_cwd(cwd: str) -> str:
     return path
 
 
-def _start_error(error: BaseException, argv: tuple[str, ...], timeout: float) -> BaseException:
-    """Return what the caller is told if a kernel could not be started."""
-    if isinstance(error, ValueError | TypeError):  # a NUL, or what is no text
-        return ConfigError(f"the command or the environment of the kernel is wrong: {error}")
-    if isinstance(error, TimeoutError):
-        return KernelStartError(f"the kernel's process was not started within {timeout:g} s", argv=argv)
-    if isinstance(error, IsolationError):
-        return KernelStartError(str(error), argv=argv)
-    if isinstance(error, OSError):
-        return KernelStartError(f"the kernel's process cannot be started: {error}", argv=argv)
-    return error
-
-
-def _write_session(staging: Staging, spec: LaunchSpec, begun: _Begun, cwd: str) -> None:
+def _write_session(staging: Staging, spec: LaunchSpec, tree: ProcessTree, isolation: str, cwd: str) -> None:
     """Tell other processes of this user about the kernel, see ``sessions``."""
-    tree = begun.tree
     staging.record(
         warden={"pid": tree.warden, "started": start_ticks(tree.warden)},
         kernel={"pid": tree.pid, "started": start_ticks(tree.pid)},
@@ -336,7 +327,7 @@ def _write_session(staging: Staging, spec: LaunchSpec, begun: _Begun, cwd: str) 
             "pid": tree.pid,
             "host": os.getpid(),
             "started": time.time(),
-            "isolation": begun.isolation,
+            "isolation": isolation,
             "start_method": tree.how,
             **spec.label,
         }
@@ -402,12 +393,12 @@ def _is_own(entry: Path, own: set[Path]) -> bool:
     return entry == _PACKAGE.parent or any(entry == place or place in entry.parents for place in own)
 
 
-def _environment(staging: Staging, spec: LaunchSpec) -> dict[str, str]:
-    """The last word on what the kernel sees: scrubbed here whatever came before, then our own variables."""
+def _environment(spec: LaunchSpec) -> dict[str, str]:
+    """The last word on what the kernel sees: scrubbed here whatever came before, then what all have."""
     env = scrub(spec.env, platform=sys.platform, policy=spec.env_policy)
     if spec.python != sys.executable:
         _leave_own_environment(env, Path(spec.python))
-    env.update(FIXED, IPYTHONDIR=str(staging.ipython), HERMES_KERNEL_COOKIE=staging.cookie)
+    env.update(FIXED)
     if os.environ.get(PLAIN) == "1":
         env[PLAIN] = "1"
     return env

@@ -2,11 +2,16 @@
 
 import asyncio
 import logging
-from dataclasses import dataclass
+import uuid
+from collections.abc import Coroutine
+from dataclasses import dataclass, replace
+from typing import Any
 
+from ..errors import HermesKernelError
 from .launchclass import LaunchClass, Program, ZygoteClass
-from .tree import TreeSpec
-from .warden import WardenedTree, WardenGoneError
+from .staging import Staging, StagingError
+from .tree import Seat
+from .warden import WardenedTree
 from .zygote import Zygote, bare_program
 
 MAX_FORKING = 2  # zygotes that have a kernel in their memory
@@ -21,7 +26,15 @@ _log = logging.getLogger(__name__)
 @dataclass
 class _Spare:
     kind: LaunchClass
+    seat: "NurserySeat"
+
+
+@dataclass(frozen=True)
+class NurserySeat(Seat):
+    """A seat, and the process that it was forked of."""
+
     tree: WardenedTree
+    zygote: Zygote
 
 
 class Nursery:
@@ -46,32 +59,22 @@ class Nursery:
         """How many kernels are ready."""
         return len(self._spares)
 
-    async def begin(self, spec: TreeSpec, kind: LaunchClass, program: Program, lease: int) -> WardenedTree:
-        """Start a tree: a spare of this class, or a fork of its zygote. Raises OSError."""
+    async def seat(self, kind: LaunchClass, program: Program, kernel_id: str, *, binds: bool) -> Seat:
+        """Return a tree of this kind: a spare if there is one, else a fork of the zygote."""
         self._stay()
-        tree = self._take_spare(kind)
-        if tree is not None:
-            try:
-                await tree.start(spec, lease)
-            except WardenGoneError:
-                tree = None  # it has ended while it waited
-        if tree is None:
-            tree = await self._new_tree(kind, program)
-            try:
-                await tree.start(spec, lease)
-            except BaseException:
-                await tree.end(timeout=SPARE_END_TIMEOUT)
-                raise
-        tree.on_gone(self._plan_release)
+        seat = self._take_spare(kind, kernel_id) if binds else None
+        if seat is None:
+            seat = await self._new_seat(kind, program, kernel_id, binds=binds)
+        seat.tree.on_gone(self._plan_release)
         self._plan_spares(kind, program)
-        return tree
+        return seat
 
     async def discard_spares(self) -> None:
         """End what is kept ready: a kernel of its class could not be used."""
         if self._filling is not None:
             self._filling.cancel()
         spares, self._spares = self._spares, []
-        await asyncio.gather(*(spare.tree.end(timeout=SPARE_END_TIMEOUT) for spare in spares))
+        await asyncio.gather(*(spare.seat.give_up(timeout=SPARE_END_TIMEOUT) for spare in spares))
 
     async def close(self) -> None:
         """End what is kept ready, and the zygotes when their kernels are gone."""
@@ -83,30 +86,33 @@ class Nursery:
         if self._leaving:
             await asyncio.wait(self._leaving, timeout=LEAVE_TIMEOUT)
 
-    async def _new_tree(self, kind: LaunchClass, program: Program) -> WardenedTree:
-        """Fork a kernel that waits for its start. A zygote that is gone is replaced, once."""
+    async def _new_seat(
+        self, kind: LaunchClass, program: Program, kernel_id: str, *, binds: bool, waits: bool = False
+    ) -> "NurserySeat":
+        """Fork a kernel that waits for its start; a zygote that has ended is replaced, once."""
+        staging = Staging.create(kernel_id, socket_dir=kind.socket_dir)
+        terms = {
+            "isolation": kind.isolation,
+            "memory_limit": kind.memory_limit,
+            "place": str(staging.sockets) if binds else None,
+            "waits": waits,
+        }
         tree: WardenedTree | None = None
-        for attempt in (1, 2):
-            zygote = self._zygote(kind.zygote, program)
+        try:
             try:
+                zygote = self._zygote(kind.zygote, program)
                 tree = zygote.fork()
-                await tree.prepare(isolation=kind.isolation, memory_limit=kind.memory_limit)
-                zygote.has_served = True
-                return tree
-            except (WardenGoneError, BrokenPipeError, ConnectionError) as error:
-                if tree is not None:
-                    await tree.end(timeout=SPARE_END_TIMEOUT)
-                said = zygote.log_tail()
-                self._retire(zygote)
-                if attempt == 2:
-                    raise WardenGoneError(error.errno, f"{error}\n{said}".strip()) from error
-            except BaseException:
-                if tree is not None:
-                    await tree.end(timeout=SPARE_END_TIMEOUT)
-                if not zygote.has_served:  # it may hang in what it loads
-                    self._retire(zygote)
-                raise
-        raise AssertionError("unreachable")
+            except ConnectionError:
+                zygote = self._zygote(kind.zygote, program)
+                tree = zygote.fork()
+            await tree.prepare(terms, staging.remains)
+        except BaseException:
+            if tree is not None:
+                await tree.end(timeout=SPARE_END_TIMEOUT)
+            staging.lease.close()
+            staging.remove()
+            raise
+        return NurserySeat(tree, staging, zygote)
 
     def _zygote(self, kind: ZygoteClass, program: Program) -> Zygote:
         zygote = self._zygotes.pop(kind, None)
@@ -126,16 +132,26 @@ class Nursery:
     def _retire(self, zygote: Zygote) -> None:
         """Take no more kernels of it; it ends with the last that it has."""
         self._forget(zygote)
-        task = asyncio.get_running_loop().create_task(zygote.leave())
+        self._in_background(zygote.leave())
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
 
-    def _take_spare(self, kind: LaunchClass) -> WardenedTree | None:
-        for spare in list(self._spares):
-            if spare.tree.is_gone or spare.kind == kind:
-                self._spares.remove(spare)
-            if spare.kind == kind and not spare.tree.is_gone:
-                return spare.tree
+    def _take_spare(self, kind: LaunchClass, kernel_id: str) -> "NurserySeat | None":
+        for spare in [spare for spare in self._spares if spare.kind == kind]:
+            self._spares.remove(spare)
+            try:
+                staging = spare.seat.staging.rename(kernel_id)
+            except StagingError as error:
+                _log.info("a spare cannot be used: %s", error)
+                self._in_background(spare.seat.give_up(timeout=SPARE_END_TIMEOUT))
+                continue
+            seat = replace(spare.seat, staging=staging)
+            if not seat.tree.is_gone:
+                return seat
+            self._in_background(seat.give_up(timeout=SPARE_END_TIMEOUT))
         return None
 
     def _plan_spares(self, kind: LaunchClass, program: Program) -> None:
@@ -149,14 +165,23 @@ class Nursery:
         await asyncio.sleep(SPARE_DELAY)
         for old in [spare for spare in self._spares if spare.kind != kind]:
             self._spares.remove(old)
-            await old.tree.end(timeout=SPARE_END_TIMEOUT)
-        try:
-            while len(self._spares) < self._wanted_spares:
+            await old.seat.give_up(timeout=SPARE_END_TIMEOUT)
+        while len(self._spares) < self._wanted_spares:
+            try:
+                seat = await self._new_seat(kind, program, uuid.uuid4().hex, binds=True, waits=True)
+            except (OSError, HermesKernelError) as error:
+                _log.info("no kernel can be kept ready: %s", error)
+                return
+            try:
                 async with asyncio.timeout(SPARE_TIMEOUT):
-                    tree = await self._new_tree(kind, program)
-                self._spares.append(_Spare(kind, tree))
-        except (OSError, TimeoutError) as error:
-            _log.info("no kernel can be kept ready: %s", error)
+                    await seat.tree.prepared()
+            except BaseException as error:
+                await seat.give_up(timeout=SPARE_END_TIMEOUT)
+                if not isinstance(error, OSError):  # TimeoutError is one
+                    raise
+                _log.info("no kernel can be kept ready: %s", error)
+                return
+            self._spares.append(_Spare(kind, seat))
 
     def _stay(self) -> None:
         if self._release is not None:
@@ -171,9 +196,7 @@ class Nursery:
             self._release = asyncio.get_running_loop().call_later(self._idle_timeout, self._release_now)
 
     def _release_now(self) -> None:
-        task = asyncio.get_running_loop().create_task(self._release_all())
-        self._leaving.add(task)
-        task.add_done_callback(self._leaving.discard)
+        self._in_background(self._release_all())
 
     async def _release_all(self) -> None:
         await self.discard_spares()

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +96,37 @@ class Staging:
             taken.remove()
             raise StagingError(f"cannot make the kernel's directory {path}: {error}") from error
         return cls(path, sockets, cookie, taken)
+
+    def rename(self, kernel_id: str) -> "Staging":
+        """Return this directory as that of another kernel; what is open in it stays open.
+
+        Raises StagingError if there is one of that name, or the name is too long for the sockets; then this
+        one is as it was.
+        """
+        name = _directory_name(kernel_id)
+        path = self.path.with_name(name)
+        if len(name) > len(self.path.name):
+            raise StagingError(f"cannot make the kernel's directory {path}: its name is too long")
+        try:
+            taken = Lease.take(_lease_of(path))
+        except OSError as error:
+            raise StagingError(f"cannot make the kernel's directory {path}: {error}") from error
+        moves = {self.path: path}
+        if self.sockets.parent != self.path:
+            short = self.sockets.parent.name != self.path.name
+            moves[self.sockets.parent] = self.sockets.parent.with_name(_short_name(name) if short else name)
+        sockets = moves[self.sockets.parent] / self.sockets.name
+        try:
+            taken.write({**lease.read(self.lease.path), "sockets": str(sockets.parent)})
+            for old, new in moves.items():
+                if os.path.lexists(new):
+                    raise FileExistsError(f"{new} is there")
+                os.rename(old, new)
+        except OSError as error:
+            taken.remove()
+            raise StagingError(f"cannot make the kernel's directory {path}: {error}") from error
+        self.lease.remove()
+        return replace(self, path=path, sockets=sockets, lease=taken)
 
     @property
     def session_file(self) -> Path:

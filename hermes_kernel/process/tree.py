@@ -7,6 +7,7 @@ from typing import Protocol
 
 from .launch import Ended
 from .launchclass import LaunchClass, Program
+from .staging import Staging
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,12 @@ class ProcessTree(Protocol):
     note: str | None
     """Why it was not made in a faster way, if it was not."""
 
+    async def start(self, spec: TreeSpec, lease: int) -> None:
+        """Say what the first process is to be, and wait until it is there.
+
+        *lease* is a descriptor that lives as long as the tree (see ``Lease``). Raises OSError.
+        """
+
     async def ended(self) -> TreeExit:
         """Wait until the first process is gone and say how it ended; the rest of the tree is ended then."""
 
@@ -70,6 +77,24 @@ class ProcessTree(Protocol):
         """Kill the whole tree and wait until it is gone; idempotent."""
 
 
+class IsolationRefusedError(OSError):
+    """The isolation that was asked for cannot be had here."""
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A tree that waits for its start, and the directory of its kernel."""
+
+    tree: ProcessTree
+    staging: Staging
+
+    async def give_up(self, *, timeout: float) -> None:
+        """End the tree and remove the directory."""
+        await self.tree.end(timeout=timeout)
+        self.staging.lease.close()
+        self.staging.remove()
+
+
 class Trees(Protocol):
     """Makes process trees on this machine, on one event loop."""
 
@@ -77,17 +102,19 @@ class Trees(Protocol):
     def spares(self) -> int:
         """How many first processes are kept ready."""
 
-    async def begin(self, spec: TreeSpec, kind: LaunchClass, program: Program, lease: int) -> ProcessTree:
-        """Start a tree. *program*: what its first process can be forked of. *lease*: see ``Lease``.
+    async def seat(self, kind: LaunchClass, program: Program, kernel_id: str, *, binds: bool) -> Seat:
+        """Return a tree of this kind and the directory of the kernel.
 
-        Raises OSError, and nothing is left then.
+        *program*: what its first process can be forked of. *binds*: whether the process may open its sockets
+        in the directory before its start. Raises OSError, StagingError and ConfigError, and nothing is left
+        then.
         """
 
     async def discard_spares(self) -> None:
         """End what is kept ready: one of its class could not be used."""
 
     async def close(self) -> None:
-        """End what is kept ready. Trees that have begun are not touched."""
+        """End what is kept ready. Trees that have started are not touched."""
 
 
 def make_trees(*, spares: int, idle_timeout: float) -> Trees:

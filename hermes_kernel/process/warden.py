@@ -7,12 +7,12 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
 from .launch import Ended
-from .tree import TreeExit, TreeSpec
+from .tree import IsolationRefusedError, TreeExit, TreeSpec
 
 MAX_LINE = 8 * 1024 * 1024  # bytes; two pipes full of output, and their base64
 WARDEN_KILL_WAIT = 1.0  # seconds for a killed warden to be gone
@@ -53,16 +53,23 @@ class WardenedTree:
         """Whether the tree is gone, or its warden."""
         return self._gone.done()
 
-    async def prepare(self, *, isolation: str, memory_limit: int | None) -> None:
-        """Have a kernel forked, which waits. Raises OSError, WardenGoneError."""
-        await self._say({"prepare": {"isolation": isolation, "memory_limit": memory_limit}})
+    async def prepare(self, terms: Mapping[str, Any], remains: tuple[str, ...]) -> None:
+        """Ask for a kernel, which waits for its start. Raises WardenGoneError."""
+        await self._say({"prepare": dict(terms), "remains": remains})
+
+    async def prepared(self) -> None:
+        """Wait until the kernel's process is there. Raises OSError, WardenGoneError."""
         await asyncio.shield(self._prepared)
 
     async def start(self, spec: TreeSpec, lease: int) -> None:
-        """Say what the kernel is to be, and hand the lease to the warden. Raises OSError."""
+        """Say what the kernel is to be, hand the lease to the warden, and wait until the process is there.
+
+        Raises OSError, WardenGoneError.
+        """
         start = asdict(spec)
         remains = start.pop("remains")
         await self._say({"start": start, "remains": remains}, lease)
+        await self.prepared()
 
     async def ended(self) -> TreeExit:
         """Wait until the first process is gone and say how it ended."""
@@ -142,7 +149,8 @@ class WardenedTree:
                 self._prepared.set_result(None)
         elif "refused" in message:
             if not self._prepared.done():
-                self._prepared.set_exception(OSError(message["errno"], str(message["refused"])))
+                kind = IsolationRefusedError if message["isolation"] else OSError
+                self._prepared.set_exception(kind(message["errno"], str(message["refused"])))
                 self._prepared.exception()
         elif "exited" in message:
             self._exit(

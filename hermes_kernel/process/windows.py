@@ -20,11 +20,13 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from .launch import Ended
 from .launchclass import LaunchClass, Program
-from .tree import ProcessTree, TreeExit, TreeSpec
+from .staging import Staging
+from .tree import IsolationRefusedError, Seat, TreeExit, TreeSpec
 
 WATCH = "HERMES_KERNEL_WATCH"  # the handle by which a kernel sees the end of its host, see kernel/watchdog
 INTERRUPT = "JPY_INTERRUPT_EVENT"  # the event on which ipykernel interrupts a cell
@@ -51,11 +53,15 @@ class WindowsTrees:
     def __init__(self, api: "WindowsApi | None" = None) -> None:
         self._api = WindowsApi.of_this_system() if api is None else api
 
-    async def begin(self, spec: TreeSpec, kind: LaunchClass, program: Program, lease: int) -> ProcessTree:
-        """Start a tree. Raises OSError, and nothing is left then."""
+    async def seat(self, kind: LaunchClass, program: Program, kernel_id: str, *, binds: bool) -> Seat:
+        """Return a tree that waits for its start, and the directory of the kernel.
+
+        Raises IsolationRefusedError, StagingError and ConfigError, and nothing is left then.
+        """
         if kind.isolation != "none":
-            raise OSError(errno.ENOTSUP, "Windows has jobs, which isolate nothing")
-        return begin(self._api, spec, kind.memory_limit, lease)
+            raise IsolationRefusedError(errno.ENOTSUP, "Windows has jobs, which isolate nothing")
+        staging = Staging.create(kernel_id, socket_dir=kind.socket_dir)
+        return Seat(WindowsTree(self._api, kind.memory_limit), staging)
 
     async def discard_spares(self) -> None:
         """There are none."""
@@ -64,10 +70,145 @@ class WindowsTrees:
         """Nothing is kept ready."""
 
 
-def begin(api: "WindowsApi", spec: TreeSpec, memory_limit: int | None, lease: int) -> "WindowsTree":
-    """Start a process in a job of its own, and watch it. Raises OSError, and nothing is left then.
+class Phase(Enum):
+    """What has become of a tree."""
 
-    It is in its job before it runs its first instruction, so that nothing it starts is outside.
+    WAITING = "waiting for its start"
+    STARTED = "started"
+    ENDED = "ended"
+
+
+class WindowsTree:
+    """A process and all that it starts, in a job. It may be used by any thread and any event loop.
+
+    A thread waits for its end, without looking at it in between. *memory_limit*: bytes that the whole tree
+    may commit.
+    """
+
+    warden = 0
+    how = "spawn"
+    note: str | None = None
+
+    def __init__(self, api: "WindowsApi", memory_limit: int | None = None) -> None:
+        self.pid = 0
+        self._api = api
+        self._memory_limit = memory_limit
+        self._lock = threading.Lock()
+        self._phase = Phase.WAITING
+        self._running: Running | None = None
+        self._ended: Future[TreeExit] = Future()
+        self._gone: Future[Ended] = Future()
+        for future in (self._ended, self._gone):
+            future.set_running_or_notify_cancel()  # one who does not wait any more must not cancel it
+
+    async def start(self, spec: TreeSpec, lease: int) -> None:
+        """Start the process. Raises OSError, also after the end, and nothing is left then.
+
+        What ``spec.remains`` names is left to the sweep of a next host: nobody is there to remove it.
+        """
+        with self._lock:
+            if self._phase is not Phase.WAITING:
+                raise OSError(errno.ECANCELED, f"this tree has {self._phase.value}")
+            self._running = start(self._api, spec, self._memory_limit, lease, self._see_to_the_end)
+            self._phase = Phase.STARTED
+            self.pid = self._running.pid
+
+    async def ended(self) -> TreeExit:
+        """Wait until the first process is gone and say how it ended; the rest of the tree is ended then."""
+        return await asyncio.wrap_future(self._ended)
+
+    async def gone(self) -> Ended:
+        """Wait until the tree is gone; UNKNOWN if Windows does not say so."""
+        return await asyncio.wrap_future(self._gone)
+
+    def signal(self, signum: int) -> None:
+        """Interrupt the first process, or end the tree: Windows knows no other signals.
+
+        An interrupt is the event on which ipykernel waits. A console event would not arrive: the process has
+        a console of its own, which nobody sees.
+        """
+        with self._lock:
+            if self._running is None or self._phase is not Phase.STARTED:
+                return
+            if signum not in INTERRUPTS:
+                self._running.job.kill(signum)
+                return
+            try:
+                self._api.set_event(self._running.interrupt)
+            except OSError as error:
+                _log.warning("process %d cannot be interrupted: %s", self.pid, error)
+
+    async def end(self, *, timeout: float) -> Ended:
+        """Kill the whole tree and wait until it is gone; idempotent."""
+        with self._lock:
+            if self._phase is Phase.WAITING:
+                self._phase = Phase.ENDED
+                self._ended.set_result(exit_of(TERMINATED | KILL, b""))
+                self._gone.set_result(Ended.CLEAN)
+            elif self._running is not None:
+                self._running.job.kill(KILL)
+        gone = asyncio.wrap_future(self._gone)
+        await asyncio.wait({gone}, timeout=timeout)
+        gone.cancel()
+        if self._running is None or self._gone.done():
+            return self._gone.result()
+        return self._running.job.census()
+
+    def _see_to_the_end(self, running: "Running") -> None:
+        """Wait for the first process, end the rest, and close all that we have of the tree."""
+        outcome = Ended.UNKNOWN
+        try:
+            code = self._wait_for_first(running)
+            running.job.kill(KILL)  # what it has started ends with it
+            self._ended.set_result(exit_of(code, running.output.last_words(LAST_WORDS_TIMEOUT)))
+            outcome = running.job.wait_until_empty(EMPTY_TIMEOUT)
+        finally:
+            try:
+                with self._lock:  # whoever signals has the handles until then
+                    self._phase = Phase.ENDED
+                running.close(self._api)
+            finally:
+                self._gone.set_result(outcome)
+
+    def _wait_for_first(self, running: "Running") -> int:
+        try:
+            self._api.wait(running.process, None)
+            return self._api.exit_code(running.process)
+        except OSError as error:  # what cannot be watched is ended
+            _log.error("process %d cannot be watched: %s", running.pid, error)
+            return TERMINATED | KILL
+
+
+@dataclass(frozen=True)
+class Running:
+    """What the host has of a tree that runs."""
+
+    pid: int
+    process: int
+    job: "Job"
+    interrupt: int
+    output: "Drain"
+    lease: int
+
+    def close(self, api: "WindowsApi") -> None:
+        """Close it; closing the job ends what could not be ended before."""
+        api.close(self.interrupt)
+        api.close(self.process)
+        self.job.close()
+        api.let_go(self.lease)
+
+
+def start(
+    api: "WindowsApi",
+    spec: TreeSpec,
+    memory_limit: int | None,
+    lease: int,
+    watch: Callable[[Running], None],
+) -> Running:
+    """Start a process in a job of its own, and have *watch* run on a thread. Raises OSError.
+
+    It is in its job before it runs its first instruction, so that nothing it starts is outside. If anything
+    fails, all that was made before is ended and closed, the last first.
     """
     with ExitStack() as made:
         job = Job(api, api.make_job())
@@ -90,10 +231,10 @@ def begin(api: "WindowsApi", spec: TreeSpec, memory_limit: int | None, lease: in
         finally:
             api.close(created.thread)
         output.start()
-        tree = WindowsTree(api, created, job, interrupt, output, held)
-        tree.watch()
+        running = Running(created.pid, created.process, job, interrupt, output, held)
+        api.start_thread(f"hermes-wait-{running.pid}", lambda: watch(running))
         made.pop_all()
-        return tree
+        return running
 
 
 def _create(api: "WindowsApi", spec: TreeSpec, job: "Job", output: int, interrupt: int) -> "Created":
@@ -105,7 +246,7 @@ def _create(api: "WindowsApi", spec: TreeSpec, job: "Job", output: int, interrup
         event = _kept(lent, api, api.lend(interrupt, SYNCHRONIZE))
         env = {**spec.env, WATCH: str(host), INTERRUPT: str(event)}
         return api.create_process(
-            Start(
+            Order(
                 image=spec.interpreter[0],
                 command_line=command_line(spec.argv),
                 environment=environment_block(env),
@@ -166,104 +307,6 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"SIG{number}"
-
-
-class WindowsTree:
-    """A process and all that it starts, in a job. It may be used by any thread and any event loop.
-
-    A thread waits for its end, without looking at it in between.
-    """
-
-    warden = 0
-    how = "spawn"
-    note: str | None = None
-
-    def __init__(
-        self, api: "WindowsApi", created: "Created", job: "Job", interrupt: int, output: "Drain", lease: int
-    ) -> None:
-        self.pid = created.pid
-        self._api = api
-        self._process = created.process
-        self._job = job
-        self._interrupt = interrupt
-        self._output = output
-        self._lease = lease
-        self._lock = threading.Lock()
-        self._is_released = False
-        self._ended: Future[TreeExit] = Future()
-        self._gone: Future[Ended] = Future()
-        for future in (self._ended, self._gone):
-            future.set_running_or_notify_cancel()  # one who does not wait any more must not cancel it
-
-    def watch(self) -> None:
-        """Begin to wait for the end; raises OSError."""
-        self._api.start_thread(f"hermes-wait-{self.pid}", self._see_to_the_end)
-
-    async def ended(self) -> TreeExit:
-        """Wait until the first process is gone and say how it ended; the rest of the tree is ended then."""
-        return await asyncio.wrap_future(self._ended)
-
-    async def gone(self) -> Ended:
-        """Wait until the tree is gone; UNKNOWN if Windows does not say so."""
-        return await asyncio.wrap_future(self._gone)
-
-    def signal(self, signum: int) -> None:
-        """Interrupt the first process, or end the tree: Windows knows no other signals.
-
-        An interrupt is the event on which ipykernel waits. A console event would not arrive: the process has
-        a console of its own, which nobody sees.
-        """
-        if signum not in INTERRUPTS:
-            self._job.kill(signum)
-            return
-        with self._lock:
-            if self._is_released:
-                return
-            try:
-                self._api.set_event(self._interrupt)
-            except OSError as error:
-                _log.warning("process %d cannot be interrupted: %s", self.pid, error)
-
-    async def end(self, *, timeout: float) -> Ended:
-        """Kill the whole tree and wait until it is gone; idempotent."""
-        self._job.kill(KILL)
-        gone = asyncio.wrap_future(self._gone)
-        await asyncio.wait({gone}, timeout=timeout)
-        if gone.done():
-            return gone.result()
-        gone.cancel()
-        return self._job.census()
-
-    def _see_to_the_end(self) -> None:
-        outcome = Ended.UNKNOWN
-        try:
-            code = self._wait_for_first()
-            self._job.kill(KILL)  # what it has started ends with it
-            self._ended.set_result(exit_of(code, self._output.last_words(LAST_WORDS_TIMEOUT)))
-            outcome = self._job.wait_until_empty(EMPTY_TIMEOUT)
-        finally:
-            try:
-                self._release()
-            finally:
-                self._gone.set_result(outcome)
-
-    def _wait_for_first(self) -> int:
-        """Wait for the first process and return its exit code."""
-        try:
-            self._api.wait(self._process, None)
-            return self._api.exit_code(self._process)
-        except OSError as error:  # what cannot be watched is ended
-            _log.error("process %d cannot be watched: %s", self.pid, error)
-            return TERMINATED | KILL
-
-    def _release(self) -> None:
-        """Close what we have of the tree; closing the job ends what could not be ended before."""
-        with self._lock:
-            self._is_released = True
-            self._api.close(self._interrupt)
-        self._api.close(self._process)
-        self._job.close()
-        self._api.let_go(self._lease)
 
 
 class Job:
@@ -366,7 +409,7 @@ class Drain:
 
 
 @dataclass(frozen=True)
-class Start:
+class Order:
     """What a process is to be. *lent*: the handles that it inherits; *stdin* and *output* are among them."""
 
     image: str
@@ -606,7 +649,7 @@ class WindowsApi:
         self._call("DuplicateHandle", here, handle, here, ctypes.byref(copy), access or 0, True, options)
         return copy.value or 0
 
-    def create_process(self, start: Start) -> Created:
+    def create_process(self, order: Order) -> Created:
         """Create a process that does not run yet, without a window, in its job if Windows can do that.
 
         It inherits the handles that are lent to it and no others.
@@ -614,36 +657,36 @@ class WindowsApi:
         info = _StartupInfo()
         info.size = ctypes.sizeof(info)
         info.flags = STARTF_USESTDHANDLES
-        info.stdin, info.stdout, info.stderr = start.stdin, start.output, start.output
+        info.stdin, info.stdout, info.stderr = order.stdin, order.output, order.output
         made = _ProcessInformation()
-        text = ctypes.create_unicode_buffer(start.command_line)  # Windows writes into it
-        environment = ctypes.create_unicode_buffer(start.environment)
-        with self._attributes(start) as attributes:
+        text = ctypes.create_unicode_buffer(order.command_line)  # Windows writes into it
+        environment = ctypes.create_unicode_buffer(order.environment)
+        with self._attributes(order) as attributes:
             info.attributes = ctypes.addressof(attributes)
             self._call(
                 "CreateProcessW",
-                start.image,
+                order.image,
                 text,
                 None,
                 None,
                 True,
                 CREATION_FLAGS,
                 environment,
-                start.cwd,
+                order.cwd,
                 ctypes.byref(info),
                 ctypes.byref(made),
             )
         return Created(made.process, made.thread, made.pid)
 
     @contextlib.contextmanager
-    def _attributes(self, start: Start) -> Iterator["ctypes.Array[ctypes.c_char]"]:
+    def _attributes(self, order: Order) -> Iterator["ctypes.Array[ctypes.c_char]"]:
         """Make the list of what a process is created with: its handles and its job."""
         size = _SIZE()
         self._kernel32.InitializeProcThreadAttributeList(None, 2, 0, ctypes.byref(size))  # says the size
         attributes = ctypes.create_string_buffer(size.value)
         self._call("InitializeProcThreadAttributeList", attributes, 2, 0, ctypes.byref(size))
-        handles = (_HANDLE * len(start.lent))(*start.lent)
-        jobs = (_HANDLE * 1)(start.job)
+        handles = (_HANDLE * len(order.lent))(*order.lent)
+        jobs = (_HANDLE * 1)(order.job)
         try:
             self._add(attributes, PROC_THREAD_ATTRIBUTE_HANDLE_LIST, handles)
             try:

@@ -29,8 +29,27 @@ class Kernel(Protocol):
     note: str | None
     """Why it is not made in a faster way, if it is not."""
 
+    def bind(self, place: str, *, waits: bool) -> None:
+        """Open at *place* what others connect to, before it is known which kernel it will be.
+
+        *waits*: there is time, nobody waits for it yet.
+        """
+
     def begin(self, start: "Start") -> int:
         """Be this kernel; return the exit code if it comes back."""
+
+
+class Terms(NamedTuple):
+    """What is said of a kernel before it is known which it will be.
+
+    ``place``: where it is to open its sockets; None = where it is told to at its start. ``waits``: whether
+    that is not known yet.
+    """
+
+    isolation: str
+    memory_limit: int | None
+    place: str | None
+    waits: bool
 
 
 class Start(NamedTuple):
@@ -50,6 +69,9 @@ class Spawned:
     def __init__(self, note: str | None = None) -> None:
         self.note = note
 
+    def bind(self, place: str, *, waits: bool) -> None:
+        """Nothing: the program does it."""
+
     def begin(self, start: Start) -> int:
         """Execute the interpreter."""
         for number in (signal.SIGINT, signal.SIGPIPE, getattr(signal, "SIGXFSZ", signal.SIGPIPE)):
@@ -57,7 +79,7 @@ class Spawned:
         os.execve(start.interpreter[0], [*start.interpreter, *start.arguments], start.env)
 
 
-def be_born(kernel: Kernel, descriptors: Mapping[int, int], memory_limit: int | None) -> NoReturn:
+def be_born(kernel: Kernel, descriptors: Mapping[int, int], terms: Terms) -> NoReturn:
     """Be a kernel as soon as the descriptor BIRTH says which; end if it says nothing.
 
     *descriptors* maps the numbers that the kernel knows to those that the warden has. Nothing else of the
@@ -66,7 +88,9 @@ def be_born(kernel: Kernel, descriptors: Mapping[int, int], memory_limit: int | 
     code = CANNOT_BEGIN
     try:
         arrange(descriptors)
-        limit_harm(memory_limit)
+        limit_harm(terms.memory_limit)
+        if terms.place is not None:
+            kernel.bind(terms.place, waits=terms.waits)
         start = read_start()
         if start is None:
             os._exit(0)

@@ -298,8 +298,12 @@ class MacOS:
         return found
 
     def mark_environment(self, name: str, value: str) -> None:
-        """Raise OSError: what others read of an environment here is not ours to write."""
-        raise OSError(errno.ENOTSUP, "the environment of a process cannot be marked on macOS")
+        """Overwrite a variable where others read it, if it has the same length; raises OSError.
+
+        They read the memory in which the process was given its environment.
+        """
+        if not self._calls.overwrite(name, value):
+            raise OSError(errno.EINVAL, f"{name} has no place of the right size in the environment")
 
     def enter_user_and_pid_namespace(self) -> None:
         """Raise OSError: there are no namespaces."""
@@ -391,6 +395,7 @@ class Darwin:
     def of_this_system(cls) -> "Darwin":
         """Return the calls of the system that this process runs on."""
         libc = ctypes.CDLL(None, use_errno=True)
+        libc.getenv.argtypes, libc.getenv.restype = (ctypes.c_char_p,), _POINTER
         if sys.platform == "darwin":
             declare(libc)
         return cls(libc, ctypes.get_errno)
@@ -459,6 +464,15 @@ class Darwin:
         """Close a descriptor."""
         os.close(descriptor)
 
+    def overwrite(self, name: str, value: str) -> bool:
+        """Overwrite the value of a variable in its place; return whether it had one of this length."""
+        place = self._libc.getenv(name.encode())
+        data = value.encode()
+        if not place or len(ctypes.string_at(place)) != len(data):
+            return False
+        ctypes.memmove(place, data, len(data))
+        return True
+
     def _process_of_another(self, pid: int) -> Process | None:
         short, ids = _ShortInfo(), _Ids()
         if self._ask(pid, PROC_PIDT_SHORTBSDINFO, short):
@@ -490,7 +504,7 @@ class Darwin:
 
 
 def declare(libc: Any) -> None:
-    """Say what the functions take; all of them return a C int."""
+    """Say what the functions take that only macOS has; all of them return a C int."""
     for name, arguments in SIGNATURES.items():
         getattr(libc, name).argtypes = arguments
 

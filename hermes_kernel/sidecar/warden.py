@@ -2,11 +2,12 @@
 
 A small single-threaded process between the host and a kernel. It speaks lines of JSON with the host:
 
-    host    {"prepare": {"isolation": …, "memory_limit": …}}     once: have a kernel ready
+    host    {"prepare": {"isolation": …, "memory_limit": …, "place": …}, "remains": […]}
+                                                                 once: have a kernel ready
             {"start": {"interpreter": […], "arguments": […], "env": {…}, "cwd": …}, "remains": […]}
                                                                  once, with a lease: say which kernel it is
             {"signal": N}   {"end": true}
-    warden  {"kernel": pid, "warden": pid, "how": …, "note": …}  or {"refused": why}
+    warden  {"kernel": pid, "warden": pid, "how": …, "note": …}  or {"refused": why, …}
             {"exited": pid, "code": …, "early": …, "left": […]}
             {"ended": clean, "seconds": …}                       its last word
 
@@ -26,7 +27,7 @@ import sys
 import time
 from typing import Any, NoReturn
 
-from .birth import BIRTH, STREAMS, Kernel, be_born, highest_descriptor
+from .birth import BIRTH, STREAMS, Kernel, Terms, be_born, highest_descriptor
 from .events import Events, Host
 from .remains import remove
 from .system import system
@@ -37,6 +38,10 @@ LEFT = 1024 * 1024  # bytes of a dead kernel's pipe that are kept: as many as th
 READ_SIZE = 64 * 1024
 TAIL = 4096  # bytes of the early output that the host is told
 FIRST_WORD = 5.0  # seconds for the first process of a namespace to have its kernel
+
+
+class IsolationError(OSError):
+    """There is no namespace for the kernel."""
 
 
 class Warden:
@@ -86,10 +91,12 @@ class Warden:
             for line in self._lines():
                 if "prepare" in line and not prepared:
                     prepared = True
+                    self._remains = line["remains"]
                     try:
-                        self._prepare(**line["prepare"])
+                        self._prepare(Terms(**line["prepare"]))
                     except OSError as error:
-                        self._tell({"refused": str(error), "errno": error.errno})
+                        refused = isinstance(error, IsolationError)
+                        self._tell({"refused": str(error), "errno": error.errno, "isolation": refused})
                         return
                 elif "start" in line:
                     self._to_kernel = json.dumps(line["start"]).encode() + b"\n"
@@ -123,7 +130,7 @@ class Warden:
             self._receive()
             self._send()
 
-    def _prepare(self, *, isolation: str, memory_limit: int | None) -> None:
+    def _prepare(self, terms: Terms) -> None:
         """Fork the kernel, which waits until it is told what it is to be; raises OSError."""
         ends: list[int] = []
         try:
@@ -142,10 +149,10 @@ class Warden:
                 **dict(zip(numbers, streams, strict=True)),
             }
             descriptors[BIRTH] = birth_read
-            if isolation == "namespace":
-                self._fork_isolated(descriptors, memory_limit)
+            if terms.isolation == "namespace":
+                self._fork_isolated(descriptors, terms)
             else:
-                self._fork(descriptors, memory_limit)
+                self._fork(descriptors, terms)
         except BaseException:
             for end in ends:
                 os.close(end)
@@ -159,43 +166,44 @@ class Warden:
         kernel = self._kernel
         self._tell({"kernel": self._pid, "warden": os.getpid(), "how": kernel.how, "note": kernel.note})
 
-    def _fork(self, descriptors: dict[int, int], memory_limit: int | None) -> None:
+    def _fork(self, descriptors: dict[int, int], terms: Terms) -> None:
         """Fork the kernel as a child of this process."""
         warden = os.getpid()
         pid = os.fork()
         if pid == 0:
-            self._become_kernel(descriptors, memory_limit, parent=warden)
+            self._become_kernel(descriptors, terms, parent=warden)
         self._first = self._pid = pid
 
-    def _become_kernel(
-        self, descriptors: dict[int, int], memory_limit: int | None, *, parent: int
-    ) -> NoReturn:
+    def _become_kernel(self, descriptors: dict[int, int], terms: Terms, *, parent: int) -> NoReturn:
         try:
             self._events.close()
             os.setsid()
             system.signal_at_parents_end(signal.SIGKILL)
             if os.getppid() != parent:  # it ended before we had asked for the signal
                 os._exit(0)
-            be_born(self._kernel, descriptors, memory_limit)
+            be_born(self._kernel, descriptors, terms)
         finally:
             os._exit(1)
 
-    def _fork_isolated(self, descriptors: dict[int, int], memory_limit: int | None) -> None:
+    def _fork_isolated(self, descriptors: dict[int, int], terms: Terms) -> None:
         """Fork the first process of a new pid namespace, and have it fork the kernel."""
-        system.enter_user_and_pid_namespace()
+        try:
+            system.enter_user_and_pid_namespace()
+        except OSError as error:
+            raise IsolationError(error.errno, error.strerror) from error
         said, say = os.pipe()
         try:
             first = os.fork()
             if first == 0:
                 os.close(said)
-                self._become_first({**descriptors}, memory_limit, say)
+                self._become_first({**descriptors}, terms, say)
         finally:
             os.close(say)
         self._first = first
         self._status_end = said
         answer = self._first_word()
         if answer != "kernel":
-            raise OSError(errno.EPERM, answer or "the first process of the namespace says nothing")
+            raise IsolationError(errno.EPERM, answer or "the first process of the namespace says nothing")
         (self._pid,) = system.children_of(first)
         self._kernel_watch = system.watch(self._pid)
 
@@ -207,7 +215,7 @@ class Warden:
                 return os.read(self._status_end, READ_SIZE).decode().strip()
         return ""
 
-    def _become_first(self, descriptors: dict[int, int], memory_limit: int | None, say: int) -> NoReturn:
+    def _become_first(self, descriptors: dict[int, int], terms: Terms, say: int) -> NoReturn:
         """Be pid 1 of the namespace: take in orphans until the kernel ends, and everything ends with us."""
         try:
             self._events.close()
@@ -223,7 +231,7 @@ class Warden:
             if kernel == 0:
                 os.setsid()
                 system.signal_at_parents_end(signal.SIGKILL)
-                be_born(self._kernel, descriptors, memory_limit)
+                be_born(self._kernel, descriptors, terms)
             os.write(say, b"kernel\n")
             os.closerange(3, say)
             os.closerange(say + 1, highest_descriptor() + 1)

@@ -129,7 +129,8 @@ class Zygote:
 def refuse(connection: int, error: OSError) -> None:
     """Tell the host that there is no warden."""
     try:
-        os.write(connection, b'{"refused": "%s", "errno": %d}\n' % (str(error).encode(), error.errno or 0))
+        said = {"refused": str(error), "errno": error.errno, "isolation": False}
+        os.write(connection, json.dumps(said).encode() + b"\n")
     except OSError:  # the host has left
         return
 

@@ -23,14 +23,14 @@ from hermes_kernel.process import windows
 from hermes_kernel.process.launch import Ended, LaunchSpec, ProcessLimits
 from hermes_kernel.process.launchclass import LaunchClass, Program, ZygoteClass
 from hermes_kernel.process.local import LocalLauncher
-from hermes_kernel.process.tree import TreeExit, TreeSpec
+from hermes_kernel.process.tree import IsolationRefusedError, TreeExit, TreeSpec
 from hermes_kernel.process.windows import (
     EMPTY_POLL,
     EMPTY_TIMEOUT,
     TAIL,
     TERMINATED,
     Created,
-    Start,
+    Order,
     WindowsApi,
     WindowsTree,
     WindowsTrees,
@@ -71,7 +71,7 @@ class FakeWindows(WindowsApi):
         self.inherited: set[int] = set()
         self.leases: set[int] = set()
         self.threads: list[threading.Thread] = []
-        self.start: Start | None = None
+        self.order: Order | None = None
         self.memory_limit: int | None = None
         self.kills_on_close = False
         self.is_immortal = False  # whatever is done to it
@@ -156,9 +156,9 @@ class FakeWindows(WindowsApi):
             assert access == windows.SYNCHRONIZE
         return self._new(f"{self.open[handle]} copy", inherited=True)
 
-    def create_process(self, start: Start) -> Created:
-        self._called("create_process", start.job, *start.lent)
-        self.start = start
+    def create_process(self, order: Order) -> Created:
+        self._called("create_process", order.job, *order.lent)
+        self.order = order
         self.running.add("first")
         if self.puts_into_job:
             self.in_job.add("first")
@@ -279,9 +279,9 @@ def make() -> Iterator[Callable[..., FakeWindows]]:
         assert fake.leases == set()
 
 
-def begin(fake: FakeWindows, kind: LaunchClass = KIND, spec: TreeSpec = SPEC) -> WindowsTree:
-    tree = asyncio.run(WindowsTrees(fake).begin(spec, kind, PROGRAM, LEASE))
-    assert isinstance(tree, WindowsTree)
+def begin(fake: FakeWindows, spec: TreeSpec = SPEC) -> WindowsTree:
+    tree = WindowsTree(fake)
+    asyncio.run(tree.start(spec, LEASE))
     return tree
 
 
@@ -330,18 +330,18 @@ def test_a_process_inherits_what_it_needs_and_nothing_else() -> None:
     seen: list[set[int]] = []
 
     class Watching(FakeWindows):
-        def create_process(self, start: Start) -> Created:
+        def create_process(self, order: Order) -> Created:
             seen.append(set(self.inherited))
-            kinds = [self.open[handle] for handle in start.lent]
+            kinds = [self.open[handle] for handle in order.lent]
             assert kinds == ["null", "pipe writer copy", "host", "event copy"]
-            assert (self.open[start.stdin], self.open[start.output]) == ("null", "pipe writer copy")
-            return super().create_process(start)
+            assert (self.open[order.stdin], self.open[order.output]) == ("null", "pipe writer copy")
+            return super().create_process(order)
 
     fake = Watching()
     tree = begin(fake)
-    assert fake.start is not None
-    assert seen == [set(fake.start.lent)]
-    assert fake.start.job not in seen[0]
+    assert fake.order is not None
+    assert seen == [set(fake.order.lent)]
+    assert fake.order.job not in seen[0]
     assert end(tree) is Ended.CLEAN
     fake.join()
 
@@ -349,13 +349,13 @@ def test_a_process_inherits_what_it_needs_and_nothing_else() -> None:
 def test_a_process_is_told_which_handles_it_has(make: Callable[..., FakeWindows]) -> None:
     fake = make()
     begin(fake)
-    assert fake.start is not None
-    _, _, host, event = fake.start.lent
-    variables = dict(entry.split("=") for entry in fake.start.environment.split("\0") if entry)
+    assert fake.order is not None
+    _, _, host, event = fake.order.lent
+    variables = dict(entry.split("=") for entry in fake.order.environment.split("\0") if entry)
     assert variables == {"PATH": "x", watchdog.WATCH: str(host), "JPY_INTERRUPT_EVENT": str(event)}
-    assert fake.start.image == r"C:\py\python.exe"
-    assert fake.start.command_line == r'C:\py\python.exe -u launcher.py "a b"'
-    assert fake.start.cwd == r"C:\work"
+    assert fake.order.image == r"C:\py\python.exe"
+    assert fake.order.command_line == r'C:\py\python.exe -u launcher.py "a b"'
+    assert fake.order.cwd == r"C:\work"
 
 
 @pytest.mark.parametrize(
@@ -399,17 +399,44 @@ def test_a_process_that_can_neither_be_used_nor_ended_ends_with_the_handle_of_it
     assert (fake.open, fake.running) == ({}, set())
 
 
-def test_an_isolation_is_refused_in_words_before_anything_is_made(make: Callable[..., FakeWindows]) -> None:
+def test_a_seat_is_a_directory_and_a_tree_that_waits(
+    make: Callable[..., FakeWindows], leaves_nothing: None
+) -> None:
     fake = make()
-    with pytest.raises(OSError, match="isolate nothing"):
-        begin(fake, LaunchClass(ZygoteClass(), "namespace"))
+
+    async def main() -> None:
+        seat = await WindowsTrees(fake).seat(KIND, PROGRAM, "k1", binds=True)
+        assert seat.staging.path.exists()
+        assert fake.calls == []
+        await seat.give_up(timeout=PATIENCE)
+        assert not seat.staging.path.exists()
+
+    asyncio.run(main())
+
+
+def test_an_isolation_is_refused_in_words_before_anything_is_made(
+    make: Callable[..., FakeWindows], leaves_nothing: None
+) -> None:
+    fake = make()
+    isolated = LaunchClass(ZygoteClass(), "namespace")
+    with pytest.raises(IsolationRefusedError, match="isolate nothing"):
+        asyncio.run(WindowsTrees(fake).seat(isolated, PROGRAM, "k1", binds=True))
     assert fake.calls == []
 
 
 @pytest.mark.parametrize("limit", [None, 1 << 30])
-def test_the_memory_limit_is_that_of_the_job(make: Callable[..., FakeWindows], limit: int | None) -> None:
+def test_the_memory_limit_is_that_of_the_job(
+    make: Callable[..., FakeWindows], leaves_nothing: None, limit: int | None
+) -> None:
     fake = make()
-    begin(fake, LaunchClass(ZygoteClass(), memory_limit=limit))
+
+    async def main() -> None:
+        kind = LaunchClass(ZygoteClass(), memory_limit=limit)
+        seat = await WindowsTrees(fake).seat(kind, PROGRAM, "k1", binds=False)
+        await seat.tree.start(SPEC, seat.staging.lease.descriptor)
+        await seat.give_up(timeout=PATIENCE)
+
+    asyncio.run(main())
     assert fake.memory_limit == limit
 
 
@@ -427,7 +454,7 @@ def test_what_no_process_can_be_given_is_a_value_error_and_leaves_nothing(
 ) -> None:
     fake = make()
     with pytest.raises(ValueError, match=r"illegal|null"):
-        begin(fake, spec=spec)
+        begin(fake, spec)
     assert "create_process" not in fake.calls
     assert fake.open == {}
 
@@ -440,6 +467,59 @@ def test_nothing_is_kept_ready(make: Callable[..., FakeWindows]) -> None:
 
 
 # The end.
+
+
+def test_a_tree_that_has_not_started_ends_at_once_and_never_starts(make: Callable[..., FakeWindows]) -> None:
+    fake = make()
+    tree = WindowsTree(fake)
+    tree.signal(signal.SIGINT)
+    assert end(tree, 0) is Ended.CLEAN
+    assert (ended(tree), gone(tree)) == (TreeExit(-9, "SIGKILL"), Ended.CLEAN)
+    with pytest.raises(OSError, match="has ended"):
+        asyncio.run(tree.start(SPEC, LEASE))
+    assert fake.calls == []
+
+
+def test_a_tree_starts_once(make: Callable[..., FakeWindows]) -> None:
+    fake = make()
+    tree = begin(fake)
+    with pytest.raises(OSError, match="has started"):
+        asyncio.run(tree.start(SPEC, LEASE))
+    assert fake.calls.count("create_process") == 1
+
+
+def test_a_tree_whose_start_has_failed_can_be_ended(make: Callable[..., FakeWindows]) -> None:
+    tree = WindowsTree(make("create_process"))
+    with pytest.raises(OSError, match="refused"):
+        asyncio.run(tree.start(SPEC, LEASE))
+    assert end(tree) is Ended.CLEAN
+
+
+@pytest.mark.parametrize("ends_first", [True, False])
+def test_an_end_while_it_starts_ends_it_or_keeps_it_from_starting(
+    make: Callable[..., FakeWindows], ends_first: bool
+) -> None:
+    fake = make()
+    tree = WindowsTree(fake)
+    meet = threading.Barrier(2)
+
+    def start() -> bool:
+        meet.wait(PATIENCE)
+        try:
+            asyncio.run(tree.start(SPEC, LEASE))
+        except OSError:
+            return False
+        return True
+
+    def finish() -> Ended:
+        meet.wait(PATIENCE)
+        return end(tree)
+
+    work = [finish, start] if ends_first else [start, finish]
+    with ThreadPoolExecutor(2) as pool:
+        results = [task.result(PATIENCE) for task in [pool.submit(one) for one in work]]
+    assert Ended.CLEAN in results
+    assert fake.running == set()
 
 
 def test_what_a_process_started_ends_with_it_and_its_last_words_are_kept(
@@ -792,7 +872,7 @@ def api_over(kernel32: FakeKernel32, number: int = windows.ERROR_BROKEN_PIPE) ->
     return WindowsApi(kernel32, lambda: number, lambda number: f"error {number}\r\n")
 
 
-START = Start("image", "line", "A=1\0B=2\0", "cwd", HANDLE, HANDLE + 4, (HANDLE, HANDLE + 4), HANDLE + 8)
+ORDER = Order("image", "line", "A=1\0B=2\0", "cwd", HANDLE, HANDLE + 4, (HANDLE, HANDLE + 4), HANDLE + 8)
 
 
 @pytest.mark.skipif(sys.maxsize < 2**32, reason="the sizes are those of 64 bits")
@@ -833,7 +913,7 @@ def test_a_job_ends_with_its_handle_and_nothing_may_leave_it(limit: int | None, 
 
 def test_a_process_is_created_suspended_without_a_window_with_its_handles_and_its_job() -> None:
     kernel32 = FakeKernel32()
-    assert api_over(kernel32).create_process(START) == Created(HANDLE + 16, HANDLE + 20, 1234)
+    assert api_over(kernel32).create_process(ORDER) == Created(HANDLE + 16, HANDLE + 20, 1234)
     image, _, process_rights, thread_rights, inherits, flags, _, cwd, _, _ = kernel32.given["CreateProcessW"][
         0
     ]
@@ -851,7 +931,7 @@ def test_a_process_is_created_suspended_without_a_window_with_its_handles_and_it
 
 def test_where_a_process_cannot_be_created_in_a_job_it_is_created_all_the_same() -> None:
     kernel32 = FakeKernel32("UpdateProcThreadAttribute", from_call=1)
-    assert api_over(kernel32).create_process(START).pid == 1234
+    assert api_over(kernel32).create_process(ORDER).pid == 1234
     assert list(kernel32.attributes) == [0x2_0002]
 
 
@@ -859,7 +939,7 @@ def test_where_a_process_cannot_be_created_in_a_job_it_is_created_all_the_same()
 def test_a_list_of_attributes_is_given_back_whatever_fails(name: str) -> None:
     kernel32 = FakeKernel32(name)
     with pytest.raises(OSError, match=name):
-        api_over(kernel32).create_process(START)
+        api_over(kernel32).create_process(ORDER)
     assert len(kernel32.given["DeleteProcThreadAttributeList"]) == 1
 
 
@@ -913,8 +993,8 @@ CALLS: dict[str, Callable[[WindowsApi], object]] = {
     "CreateFileW": lambda api: api.open_null(),
     "OpenProcess": lambda api: api.open_this_process(),
     "DuplicateHandle": lambda api: api.lend(HANDLE),
-    "InitializeProcThreadAttributeList": lambda api: api.create_process(START),
-    "CreateProcessW": lambda api: api.create_process(START),
+    "InitializeProcThreadAttributeList": lambda api: api.create_process(ORDER),
+    "CreateProcessW": lambda api: api.create_process(ORDER),
     "IsProcessInJob": lambda api: api.is_in_job(HANDLE, HANDLE),
     "AssignProcessToJobObject": lambda api: api.assign(HANDLE, HANDLE),
     "ResumeThread": lambda api: api.resume(HANDLE),
