@@ -17,6 +17,7 @@ from ipykernel.displayhook import ZMQDisplayHook
 from ipykernel.iostream import IOPubThread
 from ipykernel.kernelapp import IPKernelApp
 from IPython.core.application import BaseIPythonApplication
+from IPython.core.profiledir import ProfileDir
 from traitlets import Bool, Dict, Type, Unicode
 from traitlets.config import Config
 from zmq.eventloop.zmqstream import ZMQStream
@@ -38,6 +39,13 @@ class NoShellChannelThread:
 
     def __bool__(self) -> bool:
         return False
+
+
+class EmptyProfileDir(ProfileDir):
+    """A profile with nothing in it. What is written there makes its directory itself."""
+
+    def check_dirs(self) -> None:
+        """Make none of the directories that a profile may have."""
 
 
 class HermesKernelApp(IPKernelApp):
@@ -62,6 +70,7 @@ class HermesKernelApp(IPKernelApp):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._directory: Path | None = None
+        self._may_publish = threading.Event()
         self._make_streams()
 
     def initialize(self, argv: Any = None) -> None:
@@ -106,10 +115,11 @@ class HermesKernelApp(IPKernelApp):
         self.init_signal()
         self._bind_kernel()
 
-    def bind_in(self, place: Path) -> None:
+    def bind_in(self, place: Path, *, waits: bool) -> None:
         """Open the sockets as ``place-1`` to ``place-5``, before there is a connection file.
 
-        The directory may have another name when the kernel begins; nothing that is open minds.
+        The directory may have another name when the kernel begins; nothing that is open minds. *waits*:
+        nobody knows of the kernel yet, so nobody connects.
         """
         self.transport, self.ip = "ipc", str(place)
         for number, channel in enumerate(CHANNELS, start=1):
@@ -117,10 +127,16 @@ class HermesKernelApp(IPKernelApp):
         self.session.key = os.urandom(32)  # nobody's, until the connection file is there
         self._directory = place.parent
         self.bind()
+        if waits:
+            # Whoever subscribes is greeted, with a signature: that must wait until the key is there.
+            self.iopub_thread.io_loop.add_callback(self._may_publish.wait)
+            self.iopub_thread.start()
 
     def take_over(self) -> None:
         """Take the state over into this process and its environment, and do what was asked for."""
-        self.iopub_thread.start()  # not before: it greets who subscribes, signed with the key that it has
+        self._may_publish.set()
+        if not self.iopub_thread.thread.is_alive():
+            self.iopub_thread.start()
         self._bind_to_process()
         self.init_poller()
         if not self.is_guarded:  # who has made the file knows what is in it
@@ -134,8 +150,9 @@ class HermesKernelApp(IPKernelApp):
         here = os.environ.get("IPYTHONDIR")
         if here is not None and self.ipython_dir != here:  # type: ignore[has-type]
             self.ipython_dir = here
-            self.profile_dir: Any = None
-            self.init_profile_dir()
+            profile = os.path.join(here, "profile_default")
+            os.makedirs(profile, exist_ok=True)
+            self.profile_dir: Any = EmptyProfileDir(location=profile)
             shell = self.kernel.shell
             shell.ipython_dir = self.ipython_dir
             shell.profile_dir = self.kernel.profile_dir = self.profile_dir

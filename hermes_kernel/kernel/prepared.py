@@ -7,6 +7,7 @@ no socket. ``reason_not_to_fork`` looks for them; with one of them kernels are f
 
 import atexit
 import contextlib
+import fnmatch
 import gc
 import importlib
 import os
@@ -73,7 +74,7 @@ class BuiltKernel:
     def bind(self, place: str, *, waits: bool) -> None:
         """Open the sockets at *place*, and start the threads that serve them."""
         self._app.stdio = STREAMS
-        self._app.bind_in(Path(place))
+        self._app.bind_in(Path(place), waits=waits)
         self._is_bound = True
         if waits:
             rehearse(self._app)
@@ -117,6 +118,8 @@ def prepare() -> "BuiltKernel | ImportedKernel":
 def warm(app: HermesKernelApp) -> None:
     """Let what a first cell makes once be made now, and leave no trace of it in the session."""
     rehearse(app)
+    for pattern in ("*.py", "*.ipy"):  # start-up files are looked for
+        fnmatch.filter([], pattern)
     try:
         raise ValueError("warm")
     except ValueError as error:

@@ -92,12 +92,16 @@ class LocalLauncher:
         notes: list[str] = []
         isolation = spec.process.isolation
         forks = self._forks(spec, notes)
+        lost = 0
         while True:
             try:
                 async with asyncio.timeout(spec.timeout):
                     seat, tree_spec = await self._begin(spec, python, cwd, isolation, forks=forks)
                 break
             except WardenGoneError as error:
+                lost += 1
+                if lost == 1:  # somebody may have killed it
+                    continue
                 if not forks:
                     raise KernelStartError(f"the kernel's process cannot be started: {error}") from error
                 forks = False

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import uuid
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,6 +35,14 @@ class NurserySeat(Seat):
 
     tree: WardenedTree
     zygote: Zygote
+    retire: Callable[[Zygote], None]
+
+    async def give_up(self, *, timeout: float) -> None:
+        """End the tree and remove the directory; a zygote that has forked nothing may hang, and goes too."""
+        self.zygote.has_served = self.zygote.has_served or self.tree.is_prepared
+        if not self.zygote.has_served:
+            self.retire(self.zygote)
+        await super().give_up(timeout=timeout)
 
 
 class Nursery:
@@ -99,10 +107,11 @@ class Nursery:
         }
         tree: WardenedTree | None = None
         try:
+            zygote = self._zygote(kind.zygote, program)
             try:
-                zygote = self._zygote(kind.zygote, program)
                 tree = zygote.fork()
-            except ConnectionError:
+            except ConnectionError:  # it has ended, and nobody has noticed
+                self._retire(zygote)
                 zygote = self._zygote(kind.zygote, program)
                 tree = zygote.fork()
             await tree.prepare(terms, staging.remains)
@@ -112,7 +121,7 @@ class Nursery:
             staging.lease.close()
             staging.remove()
             raise
-        return NurserySeat(tree, staging, zygote)
+        return NurserySeat(tree, staging, zygote, self._retire)
 
     def _zygote(self, kind: ZygoteClass, program: Program) -> Zygote:
         zygote = self._zygotes.pop(kind, None)
@@ -131,6 +140,8 @@ class Nursery:
 
     def _retire(self, zygote: Zygote) -> None:
         """Take no more kernels of it; it ends with the last that it has."""
+        if zygote.is_leaving:
+            return
         self._forget(zygote)
         self._in_background(zygote.leave())
 

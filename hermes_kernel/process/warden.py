@@ -49,6 +49,11 @@ class WardenedTree:
         self._gone.add_done_callback(lambda _: callback())
 
     @property
+    def is_prepared(self) -> bool:
+        """Whether the kernel's process has been forked."""
+        return bool(self.pid)
+
+    @property
     def is_gone(self) -> bool:
         """Whether the tree is gone, or its warden."""
         return self._gone.done()

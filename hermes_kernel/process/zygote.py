@@ -41,7 +41,7 @@ class Zygote:
         self.kind = kind
         self.trees: set[WardenedTree] = set()
         self.has_served = False
-        self._leaves = False
+        self.is_leaving = False
         self._said = ""
         self._loop = asyncio.get_running_loop()
         self._staging = Staging.create(f"zygote-{uuid.uuid4().hex}")
@@ -88,7 +88,7 @@ class Zygote:
 
     async def leave(self) -> None:
         """Let the process end, which it does when its kernels are gone; it is killed if it has none."""
-        self._leaves = True
+        self.is_leaving = True
         self._control.close()
         await asyncio.wait({self.ended}, timeout=LEAVE_TIMEOUT)
         if not self.ended.done() and not self.trees:
@@ -128,7 +128,7 @@ class Zygote:
         self._said = self._staging.log_tail()
         gone = self._staging.retire()
         # What ends otherwise than it should has not ended what it started.
-        cookies = set() if code == 0 and self._leaves else {self._staging.cookie}
+        cookies = set() if code == 0 and self.is_leaving else {self._staging.cookie}
 
         def clean() -> None:
             end_marked(cookies)

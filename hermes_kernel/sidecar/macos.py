@@ -168,7 +168,7 @@ class Family:
     def _welcome_children(self, pid: int) -> None:
         """Take in the children of one of the family."""
         parent = self._calls.process(pid)
-        if parent is None or self._by_pid.get(pid) != parent.identity:  # it is somebody else by now
+        if parent is None or parent.identity not in self._relatives:  # it is somebody else by now
             return
         for child in self._calls.children(pid):
             process = self._calls.process(child)
@@ -188,18 +188,15 @@ class Family:
             self._welcome_children(process.pid)  # those that it had before
 
     def _sessions_in(self, table: Mapping[int, Process]) -> dict[int, Identity]:
-        """Return the sessions that are or were led by one of the family, if one of the family is in them.
-
-        The session of this process is not one of them: others may be in it.
-        """
+        """Return the sessions that are or were led by one of the family, if one of the family is in them."""
         found: dict[int, Identity] = {}
         for pid, identity in self._by_pid.items():
             process = table.get(pid)
-            if pid == self.pid or process is None or process.identity != identity or not process.lives:
+            if process is None or process.identity != identity or not process.lives:
                 continue
             session = self._calls.session(pid)
             leader = self._by_pid.get(session) or self._sessions.get(session)
-            if leader is not None and session != self.pid:
+            if leader is not None:
                 found[session] = leader
         return found
 

@@ -47,9 +47,9 @@ class IsolationError(OSError):
 class Warden:
     """One warden process, from its first line to its end."""
 
-    def __init__(self, control: int, host: Host, kernel: Kernel) -> None:
-        os.set_blocking(control, False)
-        self._control = control
+    def __init__(self, source: int, host: Host, kernel: Kernel) -> None:
+        self._source = source  # where the connection to the host comes from
+        self._control = -1
         self._events = Events(host)
         self._kernel = kernel
         self._received = b""
@@ -69,9 +69,11 @@ class Warden:
         self._leases: list[int] = []  # held as long as this process lives
 
     def run(self) -> None:
-        """Have a kernel, and see to it that nothing of it is left in the end."""
+        """Wait for a connection, have a kernel, and see to it that nothing of it is left in the end."""
         system.adopt_orphans()
         system.signal_at_parents_end(signal.SIGCONT)  # whoever has stopped us: somebody has to clean up
+        if not self._connect():
+            return
         try:
             self._serve()
             self._take_early()
@@ -84,6 +86,18 @@ class Warden:
             self._send_rest()
             if self._events.host.is_gone():
                 remove(self._remains)
+
+    def _connect(self) -> bool:
+        """Wait for the connection to the host; return whether there is one."""
+        while not self._events.is_over:
+            if self._events.wait([self._source]):
+                _, connections = receive(self._source, 1)
+                os.close(self._source)
+                if connections:
+                    self._control = connections[0]
+                    os.set_blocking(self._control, False)
+                return bool(connections)
+        return False
 
     def _serve(self) -> None:
         prepared = False

@@ -10,11 +10,13 @@ If a warden is killed, what its kernel has started becomes the zygote's, and is 
 """
 
 import contextlib
+import errno
 import gc
 import importlib
 import json
 import os
 import signal
+import socket
 import time
 import traceback
 from collections.abc import Sequence
@@ -42,6 +44,7 @@ class Zygote:
         self._kernel = kernel
         self._events = Events(host)
         self._wardens: set[int] = set()
+        self._next: socket.socket | None = None  # to a warden that waits for its connection
         self._host_has_left = False
 
     @property
@@ -53,6 +56,8 @@ class Zygote:
         """Fork wardens until the host leaves; then wait until they are gone."""
         system.adopt_orphans()
         system.signal_at_parents_end(signal.SIGCONT)
+        mark_as_nobodys()
+        self._make_next()
         while not self._is_over():
             if self._control in self._events.wait([self._control]):
                 self._receive()
@@ -66,27 +71,55 @@ class Zygote:
         data, connections = receive(self._control, 1)
         self._host_has_left = not data
         for connection in connections:
-            self._fork(connection)
+            try:
+                self._hand_over(connection)
+            except OSError as error:
+                refuse(connection, error)
             os.close(connection)
+        if connections:
+            self._make_next()
 
-    def _fork(self, connection: int) -> None:
-        try:
+    def _hand_over(self, connection: int) -> None:
+        """Give a warden its connection: the one that waits, or a new one. Raises OSError."""
+        for _ in range(2):
+            if self._next is None:
+                self._fork()
+            warden, self._next = self._next, None
+            if warden is None:
+                break
+            with warden:
+                try:
+                    socket.send_fds(warden, [b"w"], [connection])
+                    return
+                except ConnectionError:  # somebody has killed it while it waited
+                    continue
+        raise OSError(errno.ECHILD, "wardens do not live")
+
+    def _make_next(self) -> None:
+        """Have a warden wait for the next connection: a fork takes its time."""
+        if self._next is None:
+            try:
+                self._fork()
+            except OSError:  # whoever needs it will try, and be told
+                return
+
+    def _fork(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
             pid = os.fork()
-        except OSError as error:
-            refuse(connection, error)
-            return
-        if pid == 0:
-            self._become_warden(connection)
+            if pid == 0:
+                ours.close()
+                self._become_warden(theirs.detach())
         self._wardens.add(pid)
+        self._next = ours
 
-    def _become_warden(self, connection: int) -> NoReturn:
+    def _become_warden(self, source: int) -> NoReturn:
         try:
             self._events.close()
             os.close(self._control)
             os.close(self._lease)
             os.setsid()
-            mark_as_nobodys()
-            Warden(connection, Host.of(self._host.pid, self._host.started), self._kernel).run()
+            Warden(source, Host.of(self._host.pid, self._host.started), self._kernel).run()
         except BaseException:  # noqa: BLE001  # the edge of the process; its standard error is the zygote's log
             traceback.print_exc()
         finally:
@@ -110,6 +143,8 @@ class Zygote:
 
     def _end(self) -> None:
         """See the wardens out, and end what is left then."""
+        if self._next is not None:
+            self._next.close()  # which ends the one that waits
         for warden in self._wardens:
             os.kill(warden, signal.SIGCONT)  # a cell may have stopped it
             if self._events.told_to_end:
@@ -136,7 +171,7 @@ def refuse(connection: int, error: OSError) -> None:
 
 
 def mark_as_nobodys() -> None:
-    """A warden is no leftover of its zygote's, and is not to be ended as one."""
+    """Wardens inherit this: one is no leftover of its zygote's, and is not to be ended as one."""
     with contextlib.suppress(OSError):  # started without a mark
         system.mark_environment(MARK, NOBODY)
 

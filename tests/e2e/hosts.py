@@ -184,7 +184,10 @@ class Host:
             except BrokenPipeError:
                 continue
         for process in processes_of(self.runtime):
-            process.kill()
+            try:
+                process.kill()
+            except psutil.NoSuchProcess:
+                continue
 
 
 @contextmanager

@@ -1,9 +1,11 @@
 """Processes that end, stop, stay or cannot be made, in every place where there is one."""
 
+import ast
 import asyncio
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import sys
@@ -46,6 +48,7 @@ from .hosts import (
     is_gone,
     new_runtime,
     processes_of,
+    spares,
 )
 from .test_cells_basics import still_answers
 from .test_cells_queue import HeldCell
@@ -59,11 +62,10 @@ NEEDS_NAMESPACES = pytest.mark.skipif(
 )
 NEEDS_ROOT = pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 BOTH = pytest.mark.parametrize("way", [FORK, SPAWN], ids=["fork", "spawn"])
-WITH_SPARE = pytest.mark.parametrize("way", [FORK, SPAWN, SPARE], ids=["fork", "spawn", "spare"])
+WITH_SPARE = pytest.mark.parametrize("way", [SPARE, SPAWN], ids=["spare", "spawn"])
+IN_A_NAMESPACE = pytest.param(NAMESPACE, marks=NEEDS_NAMESPACES)
 EVERY_WAY = pytest.mark.parametrize(
-    "way",
-    [FORK, SPAWN, SPARE, pytest.param(NAMESPACE, marks=NEEDS_NAMESPACES)],
-    ids=["fork", "spawn", "spare", "namespace"],
+    "way", [SPARE, SPAWN, IN_A_NAMESPACE], ids=["spare", "spawn", "namespace"]
 )
 ISOLATED = pytest.mark.parametrize(
     "way", [NAMESPACE, {**NAMESPACE, "start_method": "spawn"}], ids=["fork", "spawn"]
@@ -93,10 +95,10 @@ def made(make_registry: Make, way: Ways, **limits: Any) -> BlockingRegistry:
     return registry
 
 
-def wait_for_spare(registry: BlockingRegistry) -> int:
-    """Wait until there is a kernel that nobody has, and return its pid."""
-    registry.execute("1", owner="z")
-    zygote = family(kernel_of(registry, "z")).zygote
+def wait_for_spare(registry: BlockingRegistry, owner: str = "z") -> int:
+    """Wait until there is a kernel that nobody has beside that of an owner, and return its pid."""
+    registry.execute("1", owner=owner)
+    zygote = family(kernel_of(registry, owner)).zygote
     kernels = [info.pid for info in registry.kernels() if info.pid is not None]
     assert traces.eventually(lambda: spares(zygote, kernels), within=20)
     return spares(zygote, kernels)[0]
@@ -529,9 +531,7 @@ def test_whatever_a_cell_has_started_is_gone_when(
     assert processes_of(tmp_path) == []
 
 
-@pytest.mark.parametrize(
-    "way", [SPARE, pytest.param(NAMESPACE, marks=NEEDS_NAMESPACES)], ids=["spare", "namespace"]
-)
+@pytest.mark.parametrize("way", [SPARE, IN_A_NAMESPACE], ids=["spare", "namespace"])
 def test_whatever_a_cell_has_started_is_gone_when_it_was_idle_for_too_long(
     make_registry: Make, tmp_path: Path, way: Ways
 ) -> None:
@@ -857,8 +857,8 @@ def test_a_kernel_in_a_namespace_does_all_that_one_outside_does(
         "open(made, 'w').close(); os.getuid(), os.stat(given).st_uid, open(given).read()"
     )
     assert registry.execute(code, owner="a").value == f"({os.getuid()}, {os.getuid()}, 'read')"
-    made = (tmp_path / "made").stat()
-    assert (made.st_uid, made.st_gid) == (os.getuid(), os.getgid())
+    stat = (tmp_path / "made").stat()
+    assert (stat.st_uid, stat.st_gid) == (os.getuid(), os.getgid())
     assert Path("/proc/self/status").exists(), "the mount is the namespace's own"
     assert registry.execute("import sys; sys.exit(4)", owner="a").exit_code == 4
     assert still_answers(registry).kernel.lost is Loss.EXITED
@@ -946,9 +946,9 @@ def test_a_host_without_descriptors_has_a_clear_error_no_leak_and_a_kernel_when_
             errors[count] = answer["raised"]
             assert answer["seconds"] < 3
             assert one.cell("6 * 7", owner="first")["value"] == "42"
-            if not traces.eventually(lambda: one.tell("descriptors") <= before, within=1):
-                leaks[count] = one.tell("descriptors") - before
-                before += leaks[count]
+            allowed = before + sum(leaks.values())
+            if not traces.eventually(lambda: one.tell("descriptors") <= allowed, within=1):  # noqa: B023
+                leaks[count] = one.tell("descriptors") - allowed
         assert len(errors) > 5
         assert set(errors.values()) == {"KernelStartError"}, errors
         assert leaks == {}
@@ -970,19 +970,20 @@ def test_a_user_without_processes_has_a_clear_error_and_a_kernel_when_it_may_hav
         assert one.cell("1", owner="first")["status"] == "ok"
         zygote = one.family("first").zygote
         tasks = sum(p.num_threads() for p in psutil.process_iter() if p.uids().real == OTHER_UID)
-        errors = 0
-        for room in range(4):
-            one.tell("leave_processes", pid=zygote.pid, count=tasks + room)
+        outcomes = []
+        for count in (1, *range(tasks, tasks + 4)):
+            one.tell("leave_processes", pid=zygote.pid, count=count)
             answer = one.cell("6 * 7")
-            if answer["raised"] is None:
-                continue
-            errors += 1
-            assert answer["raised"] == "KernelStartError"
-            assert "Resource temporarily unavailable" in answer["text"], answer
-            assert answer["seconds"] < 3
-            assert len(kernels_in(one.runtime)) == 2, "what is half made is taken away"
+            outcomes.append(answer["raised"])
+            if answer["raised"] is not None:
+                assert answer["raised"] == "KernelStartError"
+                # Of the kernel, or of one of its threads.
+                cause = "Resource temporarily unavailable|can't start new thread"
+                assert re.search(cause, answer["text"]), answer
+                assert answer["seconds"] < 3
+                assert traces.eventually(lambda: len(kernels_in(one.runtime)) == 2), "what is half made stays"
             assert one.cell("6 * 7", owner="first")["value"] == "42"
-        assert errors >= 2, "a warden cannot be forked, and a kernel cannot"
+        assert outcomes[0] == "KernelStartError"
         one.tell("leave_processes", pid=zygote.pid, count=tasks + 100)
         assert one.cell("6 * 7")["value"] == "42"
 
@@ -1060,7 +1061,132 @@ with open('large', 'wb') as file: file.write(bytes(200_000))"""
     assert still_answers(registry).kernel.reused
 
 
-@EVERY_WAY
-def test_two_hundred_kernels_in_a_row_leave_the_hosts_descriptors_as_they_were(
-    make_registry: Make, way: Ways
-) -> None: ...
+def test_two_hundred_kernels_in_a_row_leave_the_hosts_descriptors_as_they_were(make_registry: Make) -> None:
+    registry = made(make_registry, FORK)
+    registry.execute("1", owner="other")
+    registry.close_owner("other")
+    before = traces.descriptors()
+    for number in range(200):
+        assert registry.execute(f"{number}", owner="a").value == str(number)
+        assert registry.close_owner("a") == 1
+    assert traces.eventually(lambda: traces.descriptors() <= before), traces.descriptors() - before
+    assert traces.zombies() == []
+
+
+# -- what a kernel is told --------------------------------------------------------------------------------
+
+LOOK = """
+import json, locale, os, pathlib, resource, shutil, signal, subprocess, sys, tempfile, time
+child = "import json, os, sys, time; print(json.dumps([dict(os.environ), str(sys.flags), sys.path, time.tzname]))"
+json.dumps({
+    "environ": dict(os.environ),
+    "path": sys.path,
+    "flags": str(sys.flags),
+    "tzname": [*time.tzname, time.localtime(0).tm_hour],
+    "locale": [locale.setlocale(locale.LC_ALL), locale.getlocale(), locale.getpreferredencoding()],
+    "temporary": tempfile.gettempdir(),
+    "home": [os.path.expanduser("~"), str(pathlib.Path.home())],
+    "found": shutil.which("only-there"),
+    "encodings": [sys.getfilesystemencoding(), sys.stdout.encoding, sys.getdefaultencoding()],
+    "argv": [sys.argv[0], sys.orig_argv[:3], sys.executable, sys.prefix],
+    "signals": [str(signal.getsignal(number)).split(" at ")[0] for number in signal.valid_signals()],
+    "limits": [resource.getrlimit(number) for number in (resource.RLIMIT_CORE, resource.RLIMIT_AS)],
+    "cwd": os.getcwd(),
+    "child": json.loads(subprocess.run([sys.executable, "-c", child], stdout=subprocess.PIPE).stdout),
+})"""
+
+
+def seen(registry: BlockingRegistry, owner: str) -> dict[str, Any]:
+    """What a kernel and its child see of their environment, without what tells kernels apart."""
+    result = registry.execute(LOOK, owner=owner, timeout=20)
+    assert result.value is not None, result.text
+    (info,) = (info for info in registry.kernels() if info.owner.session == owner)
+    text = ast.literal_eval(result.value).replace(info.kernel_id, "KERNEL")
+    found: dict[str, Any] = json.loads(text)
+    for environment in (found["environ"], found["child"][0]):
+        assert len(environment.pop("HERMES_KERNEL_COOKIE")) == 32
+    return found
+
+
+def test_a_kernel_sees_the_same_environment_however_it_is_made(
+    make_registry: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At its own start: what the host changes in between is seen by the next kernel, and by no spare too late."""
+    path = os.environ["PATH"]
+
+    def change(number: int) -> dict[str, str | None]:
+        place = tmp_path / str(number)
+        for name in ("bin", "lib", "tmp", "home"):
+            (place / name).mkdir(parents=True)
+        program = place / "bin" / "only-there"
+        program.touch()
+        program.chmod(0o755)
+        return {
+            "PATH": f"{place / 'bin'}:{path}",
+            "HOME": str(place / "home"),
+            "TZ": ("Asia/Tokyo", "America/New_York", "UTC")[number],
+            "LANG": ("C.UTF-8", "C", "C.UTF-8")[number],
+            "LC_ALL": ("C", "C.UTF-8", None)[number],
+            "PYTHONPATH": str(place / "lib"),
+            "PYTHONUNBUFFERED": ("1", None, "x")[number],
+            "TMPDIR": str(place / "tmp"),
+            "MPLCONFIGDIR": str(place),
+            "IPYTHONDIR": str(place),
+            "MY_FLAG": f"flag {number}",
+            "OPENAI_API_KEY": f"{SECRET}{number}",
+        }
+
+    changes = [change(number) for number in range(3)]
+    # The last one leaves alone all that makes a new zygote necessary: here a spare is used.
+    changes.append(
+        {
+            **changes[2],
+            "TZ": "Asia/Kolkata",
+            "MY_FLAG": "flag 3",
+            "OPENAI_API_KEY": SECRET,
+            "PATH": changes[0]["PATH"],
+            "TMPDIR": changes[0]["TMPDIR"],
+        }
+    )
+    registries = {
+        name: make_registry(limits=Limits(**way, max_kernels=20), env_passthrough=["MY_FLAG"])
+        for name, way in (("fork", FORK), ("spawn", SPAWN), ("spare", SPARE))
+    }
+    for number, change_ in enumerate(changes):
+        spare = wait_for_spare(registries["spare"], "kept") if number == 3 else 0
+        for name, value in change_.items():
+            if value is None:
+                monkeypatch.delenv(name, raising=False)
+            else:
+                monkeypatch.setenv(name, value)
+        views = {name: seen(registry, f"owner {number}") for name, registry in registries.items()}
+        if number == 3:
+            assert kernel_of(registries["spare"], "owner 3") == spare
+        assert views["fork"] == views["spawn"]
+        assert views["spare"] == views["spawn"]
+        view = views["spawn"]
+        for environment in (view["environ"], view["child"][0]):
+            for name in ("PATH", "HOME", "TZ", "LANG", "LC_ALL", "PYTHONPATH", "TMPDIR", "MY_FLAG"):
+                assert environment.get(name) == change_[name], name
+            assert not {"PYTHONUNBUFFERED", "MPLCONFIGDIR", "OPENAI_API_KEY"} & environment.keys()
+            assert SECRET not in str(environment)
+            assert environment["IPYTHONDIR"].endswith("/KERNEL/ipython")
+        zones = {"Asia/Tokyo": "JST", "America/New_York": "EST", "UTC": "UTC", "Asia/Kolkata": "IST"}
+        assert view["tzname"][0] == zones[str(change_["TZ"])]
+        assert view["temporary"] == change_["TMPDIR"]
+        assert view["home"] == [change_["HOME"]] * 2
+        assert view["found"] == f"{str(change_['PATH']).partition(':')[0]}/only-there"
+        assert change_["PYTHONPATH"] in view["path"]
+        assert view["encodings"] == ["utf-8"] * 3
+
+
+@pytest.mark.parametrize("way", [FORK, SPARE], ids=["fork", "spare"])
+def test_kernels_of_one_zygote_share_no_chance(make_registry: Make, way: Ways) -> None:
+    registry = made(make_registry, way, max_kernels=9)
+    code = """
+import multiprocessing, os, random, tempfile, uuid
+[random.random(), uuid.uuid4().hex, uuid.uuid1().hex, os.urandom(8).hex(), tempfile.mktemp(),
+ bytes(multiprocessing.current_process().authkey).hex(), str(random.SystemRandom().random())]"""
+    values = [ast.literal_eval(str(registry.execute(code, owner=owner).value)) for owner in "abcd"]
+    for kind in zip(*values, strict=True):
+        assert len(set(kind)) == 4, kind

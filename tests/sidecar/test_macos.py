@@ -378,8 +378,8 @@ def test_what_nobody_could_see_is_not_found(world: World) -> None:
 
 
 def test_strangers_stay_strangers(world: World) -> None:
-    others = [world.darwin.fork(STRANGER), world.darwin.fork(LAUNCHD)]
-    world.darwin.sessions[others[1]] = SIDECAR  # in our own session, which is not the kernel's
+    world.darwin.fork(STRANGER)
+    world.darwin.fork(LAUNCHD)
     world.darwin.exit(STRANGER)
     assert world.system.children() == [world.kernel]
     assert [pid for pid, _ in world.system.descendants([world.kernel])] == [world.kernel]
@@ -425,6 +425,42 @@ def test_the_news_of_a_pid_that_is_used_again_bring_nobody(world: World) -> None
     world.darwin.reap(other)
     assert its not in dict(world.system.descendants([world.kernel]))
     assert world.system.children() == [world.kernel]
+    assert its not in [relative.pid for relative in world.system._family()._relatives.values()]
+
+
+def test_who_was_a_child_when_it_was_listed_and_is_somebody_else_when_it_is_asked_is_a_stranger(
+    world: World,
+) -> None:
+    world.darwin.children = lambda pid: [STRANGER]  # type: ignore[method-assign]
+    child = world.darwin.fork(world.kernel)
+    world.system.take_news()
+    assert {pid for pid, _ in world.system.descendants([world.kernel])} == {world.kernel, child}
+
+
+def test_an_ancestor_whose_pid_is_used_again_is_passed_over(world: World) -> None:
+    middle, last = world.darwin.daemon(world.kernel)
+    world.system.take_news()
+    world.darwin.exit(middle)
+    world.darwin.reap(middle)
+    world.darwin.fork(STRANGER, pid=middle)
+    assert world.system.children_of(world.kernel) == [last]
+
+
+def test_an_ancestor_that_nobody_has_reaped_yet_is_passed_over(world: World) -> None:
+    _, last = world.darwin.daemon(world.kernel)
+    world.system.take_news()
+    world.darwin.exit(world.darwin.table[last].parent)
+    world.darwin.exit(world.kernel)
+    assert sorted(world.system.children()) == sorted([world.kernel, last])
+
+
+def test_an_orphan_that_has_ended_is_launchds_to_reap(world: World) -> None:
+    middle, last = world.darwin.daemon(world.kernel)
+    world.system.take_news()
+    world.darwin.exit(middle)
+    world.darwin.reap(middle)
+    world.darwin.table[last] = world.darwin.table[last]._replace(state=ZOMBIE)
+    assert world.system.children_of(world.kernel) == []
 
 
 def test_a_stopped_process_and_a_zombie_run_no_more(world: World) -> None:
