@@ -89,48 +89,27 @@ class LocalLauncher:
         """Make the kernel's directory and start its process."""
         python = await self.probe(spec.python, timeout=min(PROBE_TIMEOUT, spec.timeout))
         cwd = None if spec.cwd is None else check_cwd(spec.cwd)
-        notes: list[str] = []
-        isolation = spec.process.isolation
-        forks = self._forks(spec, notes)
-        lost = 0
-        while True:
-            try:
-                async with asyncio.timeout(spec.timeout):
-                    seat, tree_spec = await self._begin(spec, python, cwd, isolation, forks=forks)
-                break
-            except WardenGoneError as error:
-                lost += 1
-                if lost == 1:  # somebody may have killed it
-                    continue
-                if not forks:
-                    raise KernelStartError(f"the kernel's process cannot be started: {error}") from error
-                forks = False
-                notes.append(f"started by spawn: the process to fork of has ended: {error}")
-            except IsolationRefusedError as error:
-                why = f"isolation {isolation!r} is not available here: {error.strerror}"
-                if spec.process.require_isolation:
-                    raise KernelStartError(f"{why}; leave require_isolation out to run without") from error
-                isolation = "none"
-                notes.append(f"{why}; runs with 'none'")
-            except TimeoutError as error:
-                what = f"the kernel's process was not started within {spec.timeout:g} s"
-                raise KernelStartError(what) from error
-            except (OSError, StagingError) as error:
-                raise KernelStartError(f"the kernel's process cannot be started: {error}") from error
-        tree, staging = seat.tree, seat.staging
-        if tree.note is not None:
-            notes.append(f"started by {tree.how}: {tree.note}")
+        try:
+            async with asyncio.timeout(spec.timeout):
+                begun = await self._begin_somehow(spec, python, cwd)
+        except TimeoutError as error:
+            what = f"the kernel's process was not started within {spec.timeout:g} s"
+            raise KernelStartError(what, argv=_command(python, spec)) from error
+        except (OSError, StagingError) as error:
+            what = f"the kernel's process cannot be started: {error}"
+            raise KernelStartError(what, argv=_command(python, spec)) from error
+        tree, staging = begun.seat.tree, begun.seat.staging
         handle = KernelHandle(NODE, spec.kernel_id, next(self._incarnations))
         self._watch(handle, staging, tree)
         return Launched(
             handle,
             tree.pid,
-            tree_spec.argv,
+            begun.argv,
             _connection(staging, spec),
             str(staging.connection_file),
             bridge={"transport": "unix", "path": str(staging.tool_socket)},
-            isolation=isolation,
-            degraded="; ".join(notes) or None,
+            isolation=begun.isolation,
+            degraded="; ".join(begun.notes) or None,
         )
 
     async def ended(self, handle: KernelHandle) -> KernelExit:
@@ -190,9 +169,41 @@ class LocalLauncher:
             notes.append(f"started by spawn: {reason}")
         return reason is None
 
+    async def _begin_somehow(self, spec: LaunchSpec, python: Interpreter, cwd: str | None) -> "_Begun":
+        """Start a tree in the best way that works, and note why a better one did not.
+
+        Raises OSError, StagingError, ConfigError, KernelStartError.
+        """
+        notes: list[str] = []
+        isolation = spec.process.isolation
+        forks = self._forks(spec, notes)
+        lost = 0
+        while True:
+            try:
+                seat, argv = await self._begin(spec, python, cwd, isolation, forks=forks)
+            except WardenGoneError as error:
+                lost += 1
+                if lost == 1:  # somebody may have killed it
+                    continue
+                if not forks:
+                    raise
+                forks = False
+                notes.append(f"started by spawn: the process to fork of has ended: {error}")
+            except IsolationRefusedError as error:
+                why = f"isolation {isolation!r} is not available here: {error.strerror}"
+                if spec.process.require_isolation:
+                    what = f"{why}; leave require_isolation out to run without"
+                    raise KernelStartError(what, argv=_command(python, spec)) from error
+                isolation = "none"
+                notes.append(f"{why}; runs with 'none'")
+            else:
+                if seat.tree.note is not None:
+                    notes.append(f"started by {seat.tree.how}: {seat.tree.note}")
+                return _Begun(seat, argv, isolation, tuple(notes))
+
     async def _begin(
         self, spec: LaunchSpec, python: Interpreter, cwd: str | None, isolation: str, *, forks: bool
-    ) -> tuple[Seat, TreeSpec]:
+    ) -> tuple[Seat, tuple[str, ...]]:
         """Start a tree in its directory; if that fails nothing is left.
 
         Raises OSError (WardenGoneError, IsolationRefusedError), StagingError, ConfigError.
@@ -212,7 +223,7 @@ class LocalLauncher:
         staging = seat.staging
         tree_spec = TreeSpec(
             _interpreter(python),
-            (LAUNCHER, KERNEL_MODULE, "-f", str(staging.connection_file), *spec.extra_arguments),
+            _arguments(spec, staging),
             {**env, "IPYTHONDIR": str(staging.ipython), MARK: staging.cookie},
             cwd or str(staging.work),
             staging.remains,
@@ -230,7 +241,7 @@ class LocalLauncher:
                 raise ConfigError(what) from error
             raise
         staging.lease.close()
-        return seat, tree_spec
+        return seat, tree_spec.argv
 
     def _watch(self, handle: KernelHandle, staging: Staging, process: ProcessTree) -> None:
         exited = asyncio.create_task(_exit_of(process, staging), name=f"exit of {handle}")
@@ -273,6 +284,14 @@ class LocalLauncher:
         self._removals.add(work)
         work.add_done_callback(self._removals.discard)
         return work
+
+
+@dataclass(frozen=True)
+class _Begun:
+    seat: Seat
+    argv: tuple[str, ...]
+    isolation: str
+    notes: tuple[str, ...]
 
 
 def reason_not_to_fork(spec: LaunchSpec) -> str | None:
@@ -361,6 +380,15 @@ def _interpreter(python: Interpreter) -> tuple[str, ...]:
     # the kernel is up. Both are for the interpreter alone; a kernel is configured through its private file.
     safe_path = ("-P",) if python.version >= (3, 11) else ()
     return (python.executable, "-u", *safe_path)
+
+
+def _arguments(spec: LaunchSpec, staging: Staging) -> tuple[str, ...]:
+    return (LAUNCHER, KERNEL_MODULE, "-f", str(staging.connection_file), *spec.extra_arguments)
+
+
+def _command(python: Interpreter, spec: LaunchSpec) -> tuple[str, ...]:
+    """The command of a kernel that has no directory yet, for an error."""
+    return (*_interpreter(python), LAUNCHER, KERNEL_MODULE, *spec.extra_arguments)
 
 
 def _program(python: Interpreter, env: Mapping[str, str]) -> Program:
