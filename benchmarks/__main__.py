@@ -22,6 +22,7 @@ from jupyter_client.manager import start_new_kernel
 
 from hermes_kernel import BlockingRegistry
 
+from . import processes
 from .echo import bare_echo
 
 Contender = Callable[[], float]
@@ -125,11 +126,23 @@ METRICS: dict[str, tuple[Callable[[ExitStack], dict[str, Contender]], int]] = {
     "warm-print": (warm("print(1)"), 200),
     "warm-error": (warm("1 / 0"), 100),
     "cold": (cold, 9),
+    "first-result-forked": (processes.forked, 25),
+    "first-result-spare": (processes.spare, 25),
+    "first-result-new-registry": (processes.new_registry, 9),
+    "sixteen-at-once": (processes.at_once, 9),
+    "timeout-deaf-child": (processes.deaf_child, 15),
     "print-50MB": (warm("print('x' * 50_000_000)"), 5),
     "print-500000-lines": (warm(LINES), 3),
     "tool-call-1kB": (tools(2000, 1, 1000), 15),
     "tool-call-1kB-8-threads": (tools(4000, 8, 1000), 9),
     "tool-call-1MB": (tools(40, 1, 1_000_000), 9),
+}
+
+
+# What is not a time of rounds: a function that gives the figures.
+COUNTS: dict[str, Callable[[bool], dict[str, float]]] = {
+    "memory-of-16": lambda quick: processes.memory(),
+    "cycles": lambda quick: processes.cycles(60 if quick else 500),
 }
 
 
@@ -141,15 +154,16 @@ def measure(metric: str, *, rounds: int) -> dict[str, Any]:
         for _ in range(rounds):
             for name, run in contenders.items():
                 times.setdefault(name, []).append(run() * 1000)
-    _, other = times
-    ratios = [a / b for a, b in zip(times["ours"], times[other], strict=True)]
+    ours = times.pop("ours")
+
+    def beside(other: list[float]) -> dict[str, list[float]]:
+        return {"ms": quartiles(other), "ratio": quartiles([a / b for a, b in zip(ours, other, strict=True)])}
+
     return {
         "metric": metric,
         "n": rounds,
-        "beside": other,
-        "ours_ms": quartiles(times["ours"]),
-        "other_ms": quartiles(times[other]),
-        "ratio": quartiles(ratios),
+        "ours_ms": quartiles(ours),
+        "others": {name: beside(other) for name, other in times.items()},
     }
 
 
@@ -160,7 +174,8 @@ def quartiles(values: list[float]) -> list[float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("metrics", nargs="*", help=f"of {', '.join(METRICS)}; default: all")
+    known = ", ".join([*METRICS, *COUNTS])
+    parser.add_argument("metrics", nargs="*", help=f"of {known}; default: all")
     parser.add_argument("--quick", action="store_true", help="a quarter of the rounds")
     parser.add_argument("--json", metavar="FILE", help="write the figures there, too")
     arguments = parser.parse_args()
@@ -172,19 +187,27 @@ def main() -> None:
         **{package: version(package) for package in packages},
     }
     print(json.dumps(facts))
-    columns = (f"{'ours ms [quartiles]':>30}", f"{'other ms [quartiles]':>30}", f"{'paired ratio':>22}")
-    print(f"{'metric':20} {'n':>4}  " + "  ".join(columns))
-    figures = []
-    for metric in arguments.metrics or METRICS:
+    columns = ("ours ms [quartiles]", "beside", "its ms [quartiles]", "paired ratio")
+    widths = (30, 10, 30, 22)
+    headings = "  ".join(f"{column:>{width}}" for column, width in zip(columns, widths, strict=True))
+    print(f"{'metric':26} {'n':>4}  {headings}")
+    figures: list[dict[str, Any]] = []
+    for metric in arguments.metrics or [*METRICS, *COUNTS]:
+        if metric in COUNTS:
+            figures.append({"metric": metric, **COUNTS[metric](arguments.quick)})
+            print(json.dumps(figures[-1]), flush=True)
+            continue
         if metric not in METRICS:
-            sys.exit(f"unknown metric {metric!r}: known are {', '.join(METRICS)}")
+            sys.exit(f"unknown metric {metric!r}: known are {known}")
         rounds = METRICS[metric][1]
         rounds = max(2, rounds // 4) if arguments.quick else rounds
         figure = measure(metric, rounds=rounds)
         figures.append(figure)
-        rows = (figure["ours_ms"], figure["other_ms"], figure["ratio"])
-        shown = [f"{middle} [{low}-{high}]" for low, middle, high in rows]
-        print(f"{metric:20} {rounds:>4}  {shown[0]:>30}  {shown[1]:>30}  {shown[2]:>22}", flush=True)
+        others = figure["others"] or {"-": {"ms": [0.0] * 3, "ratio": [0.0] * 3}}
+        for name, other in others.items():
+            rows = (figure["ours_ms"], other["ms"], other["ratio"])
+            own, its, ratio = (f"{middle} [{low}-{high}]" for low, middle, high in rows)
+            print(f"{metric:26} {rounds:>4}  {own:>30}  {name:>10}  {its:>30}  {ratio:>22}", flush=True)
     if arguments.json:
         with open(arguments.json, "w", encoding="utf-8") as file:
             json.dump({"machine": facts, "figures": figures}, file, indent=1)

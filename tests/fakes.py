@@ -138,6 +138,8 @@ class FakeLauncher:
     _exits: "dict[KernelHandle, asyncio.Future[KernelExit]]" = field(default_factory=dict)
     _places: dict[KernelHandle, tuple[FakeKernel, Path]] = field(default_factory=dict)
 
+    spares = 0
+
     async def probe(self, python: str, *, timeout: float) -> Interpreter:
         return Interpreter(python, sys.version_info[:2], "7.3.0")
 

@@ -126,6 +126,8 @@ class RemoteLauncher:
             if self._loop is not None and not self._loop.is_closed():
                 self._loop.call_soon_threadsafe(self._on_heal)
 
+    spares = 0
+
     async def probe(self, python: str, *, timeout: float) -> Interpreter:
         """See Launcher."""
         return await self._call("probe", lambda: self.inner.probe(python, timeout=timeout), timeout)

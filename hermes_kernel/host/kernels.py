@@ -119,6 +119,7 @@ class OwnedKernels:
         kernels = list(self._kernels.values())
         return {
             "kernels": len(kernels),
+            "spares": self._launcher.spares,
             "attached": sum(kernel.record.attached for kernel in kernels),
             "started": 0,
             "reused": 0,

@@ -16,6 +16,11 @@ class SupervisedLauncher:
         self._launcher = launcher
         supervisor.on_close(launcher.close)
 
+    @property
+    def spares(self) -> int:
+        """See Launcher."""
+        return self._launcher.spares
+
     async def probe(self, python: str, *, timeout: float) -> Interpreter:
         """See Launcher."""
         return await self._supervisor.run(self._launcher.probe(python, timeout=timeout))

@@ -127,6 +127,10 @@ class Ended(Enum):
 class Launcher(Protocol):
     """Starts kernels on one node and ends them."""
 
+    @property
+    def spares(self) -> int:
+        """How many kernels are kept ready, as far as this side knows. Asks nobody."""
+
     async def probe(self, python: str, *, timeout: float) -> Interpreter:
         """Find out whether *python* can run a kernel; raises ConfigError with the next step if not."""
 

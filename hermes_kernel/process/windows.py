@@ -109,7 +109,7 @@ class WindowsTree:
         with self._lock:
             if self._phase is not Phase.WAITING:
                 raise OSError(errno.ECANCELED, f"this tree has {self._phase.value}")
-            self._running = start(self._api, spec, self._memory_limit, lease, self._see_to_the_end)
+            self._running = self._start(spec, lease)
             self._phase = Phase.STARTED
             self.pid = self._running.pid
 
@@ -153,6 +153,39 @@ class WindowsTree:
         if self._running is None or self._gone.done():
             return self._gone.result()
         return self._running.job.census()
+
+    def _start(self, spec: TreeSpec, lease: int) -> "Running":
+        """Start the process in a job of its own, and the thread that sees to its end.
+
+        It is in its job before it runs its first instruction, so that nothing it starts is outside. If
+        anything fails, all that was made before is ended and closed, the last first.
+        """
+        api = self._api
+        with ExitStack() as made:
+            job = Job(api, api.make_job())
+            made.callback(job.close)
+            api.limit_job(job.handle, self._memory_limit)
+            interrupt = _kept(made, api, api.make_event())
+            held = api.hold(lease)
+            made.callback(api.let_go, held)
+            with ExitStack() as lent:
+                ours, theirs = api.make_pipe()
+                output = Drain(api, ours)
+                made.callback(output.close)
+                _kept(lent, api, theirs)
+                created = _create(api, spec, job, theirs, interrupt)
+            made.callback(_abandon, api, job, created.process)
+            try:
+                if not api.is_in_job(created.process, job.handle):
+                    api.assign(job.handle, created.process)
+                api.resume(created.thread)
+            finally:
+                api.close(created.thread)
+            output.start()
+            running = Running(created.pid, created.process, job, interrupt, output, held)
+            api.start_thread(f"hermes-wait-{running.pid}", lambda: self._see_to_the_end(running))
+            made.pop_all()
+        return running
 
     def _see_to_the_end(self, running: "Running") -> None:
         """Wait for the first process, end the rest, and close all that we have of the tree."""
@@ -198,45 +231,6 @@ class Running:
         api.let_go(self.lease)
 
 
-def start(
-    api: "WindowsApi",
-    spec: TreeSpec,
-    memory_limit: int | None,
-    lease: int,
-    watch: Callable[[Running], None],
-) -> Running:
-    """Start a process in a job of its own, and have *watch* run on a thread. Raises OSError.
-
-    It is in its job before it runs its first instruction, so that nothing it starts is outside. If anything
-    fails, all that was made before is ended and closed, the last first.
-    """
-    with ExitStack() as made:
-        job = Job(api, api.make_job())
-        made.callback(job.close)
-        api.limit_job(job.handle, memory_limit)
-        interrupt = _kept(made, api, api.make_event())
-        held = api.hold(lease)
-        made.callback(api.let_go, held)
-        with ExitStack() as lent:
-            ours, theirs = api.make_pipe()
-            output = Drain(api, ours)
-            made.callback(output.close)
-            _kept(lent, api, theirs)
-            created = _create(api, spec, job, theirs, interrupt)
-        made.callback(_abandon, api, job, created.process)
-        try:
-            if not api.is_in_job(created.process, job.handle):
-                api.assign(job.handle, created.process)
-            api.resume(created.thread)
-        finally:
-            api.close(created.thread)
-        output.start()
-        running = Running(created.pid, created.process, job, interrupt, output, held)
-        api.start_thread(f"hermes-wait-{running.pid}", lambda: watch(running))
-        made.pop_all()
-        return running
-
-
 def _create(api: "WindowsApi", spec: TreeSpec, job: "Job", output: int, interrupt: int) -> "Created":
     """Create the process, which does not run yet, with copies of the handles that it needs and no others."""
     with ExitStack() as lent:
@@ -269,9 +263,12 @@ def _abandon(api: "WindowsApi", job: "Job", process: int) -> None:
     job.kill(KILL)
     try:
         api.terminate_process(process, TERMINATED | KILL)  # it may not be in the job yet
+    except OSError as error:  # it has ended with the job already
+        _log.debug("%s", error)
+    try:
         api.wait(process, ABANDON_TIMEOUT)
-    except OSError as error:  # it has ended, or ends when the job's handle is closed
-        _log.info("a process that could not be used cannot be ended: %s", error)
+    except OSError as error:
+        _log.warning("a process that could not be used cannot be waited for: %s", error)
     api.close(process)
 
 

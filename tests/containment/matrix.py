@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -130,3 +130,26 @@ def kill_all(mark: str) -> None:
                     os.kill(pid, signum)
                 except ProcessLookupError:
                     continue
+
+
+WHAT_ENDS = {
+    "asked": "the owner is closed, or its kernel reset, evicted or idle too long",
+    "timeout": "a cell reaches its time limit",
+    "kernel -9": "the kernel is killed, or ends by itself",
+    "host -9": "the host is killed",
+    "warden -9": "the warden is killed",
+    "zygote -9": "the zygote is killed, and later the owner is closed",
+    "host and warden -9": "host and warden are killed",
+    "warden stopped, host -9": "the warden is stopped, then the host is killed",
+}
+
+
+def table(left: Mapping[tuple[str, str], Sequence[Sequence[int]]]) -> str:
+    """Return the table of the guarantees; *left*: for each level and end, who was left of each tree."""
+    lines = ["| what happens | `none` | `namespace` |", "|---|---|---|"]
+    for end, what in WHAT_ENDS.items():
+        cells = (
+            "nothing is left" if not any(left[level, end]) else "**some**" for level in ("none", "namespace")
+        )
+        lines.append(f"| {what} | {' | '.join(cells)} |")
+    return "\n".join(lines)

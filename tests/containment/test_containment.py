@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from jupyter_client.manager import KernelManager
 
-from .matrix import ENDS, HERE, SHAPES, Row, Setting, kill_all, run, scan
+from .matrix import ENDS, HERE, ROOT, SHAPES, WHAT_ENDS, Row, Setting, kill_all, run, scan, table
 
 pytestmark = [pytest.mark.usefixtures("leaves_nothing"), pytest.mark.timeout(300)]
 
@@ -102,3 +102,11 @@ def test_where_namespaces_are_denied_a_kernel_runs_without_and_says_so() -> None
     assert survivors(rows) == []
     assert {row.host["isolation"] for row in rows} == {"none"}
     assert all("isolation 'namespace' is not available here" in str(row.host["degraded"]) for row in rows)
+
+
+def test_the_documented_guarantees_are_those_of_the_tests() -> None:
+    """Every other test here demands that nothing is left: so the table says it, for each end and level."""
+    nothing = {(level, end): [[]] for level in ("none", "namespace") for end in ENDS}
+    documented = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+    assert table(nothing) in documented
+    assert set(WHAT_ENDS) == set(ENDS)

@@ -173,7 +173,7 @@ class Host:
         return self.wait(20)
 
     def end_by_force(self) -> None:
-        """Leave nothing of the host, whatever has become of it."""
+        """End the process, whatever has become of it."""
         self._process.kill()
         self._process.wait()
         assert self._process.stdin is not None
@@ -183,21 +183,21 @@ class Host:
                 stream.close()
             except BrokenPipeError:
                 continue
-        for process in processes_of(self.runtime):
-            try:
-                process.kill()
-            except psutil.NoSuchProcess:
-                continue
 
 
 @contextmanager
 def new_runtime() -> Iterator[Path]:
-    """A runtime directory, short enough for sockets, with a place for temporary files."""
+    """A runtime directory, short enough for sockets, with a place for temporary files; nobody stays in it."""
     runtime = Path(tempfile.mkdtemp(prefix="hkh-"))
     try:
         (runtime / "tmp").mkdir()
         yield runtime
     finally:
+        for process in processes_of(runtime):
+            try:
+                process.kill()
+            except psutil.NoSuchProcess:
+                continue
         shutil.rmtree(runtime, ignore_errors=True)
 
 

@@ -181,26 +181,61 @@ def test_a_host_that_is_killed_before_its_first_kernel_is_there_leaves_no_file(
         assert one.leaves_nothing(3), one.leaves()
 
 
+class HeldKernels:
+    """Kernels that wait right after their fork until they are let go."""
+
+    def __init__(self, place: Path) -> None:
+        self._place = place
+        os.mkfifo(place / "reached")
+        self.env = {"PYTHONPATH": str(HELD), "LC_HELD": str(place)}
+
+    def next(self) -> int:
+        """Wait until one has been forked; its pid."""
+        return int((self._place / "reached").read_text())
+
+    def let_go(self, pid: int) -> None:
+        (self._place / str(pid)).touch()
+
+    def let_all_go(self) -> None:
+        (self._place / "all").touch()
+        # Nobody is held any more: who comes now must not wait for a reader, either.
+        os.unlink(self._place / "reached")
+
+
 def test_a_host_that_dies_before_its_kernel_can_hear_of_it_has_no_kernel(
     leaves_nothing: None, tmp_path: Path
 ) -> None:
     """All above the kernel are killed right after the fork: nobody but the kernel itself can notice."""
-    reached, go = tmp_path / "reached", tmp_path / "go"
-    os.mkfifo(reached)
-    os.mkfifo(go)
-    env = {"PYTHONPATH": str(HELD), "LC_HELD_REACHED": str(reached), "LC_HELD_GO": str(go)}
-    with host(FORK, env=env) as one:
+    held = HeldKernels(tmp_path)
+    with host(FORK, env=held.env) as one:
         one.tell("begin", code="1")
-        kernel = int(reached.read_text())
+        kernel = held.next()
         line = family(kernel, one.pid)
-        for process in (one, line.zygote, line.warden):
+        line.zygote.suspend()
+        for process in (line.warden, line.zygote, psutil.Process(one.pid)):
             process.kill()
+        one.wait()
         assert all_gone([line.zygote, line.warden], within=BOUND)
         assert not is_gone(line.kernel)
-        go.open("w").close()
+        held.let_go(kernel)
         assert all_gone([line.kernel], within=BOUND)
-        # Whoever removes its files is gone; see test_staging_faults.
+        # Whoever would remove its files is gone; see test_staging_faults.
         shutil.rmtree(one.runtime / "hermes-kernel")
+
+
+def test_a_spare_that_is_not_ready_yet_is_nobodys_kernel(leaves_nothing: None, tmp_path: Path) -> None:
+    held = HeldKernels(tmp_path)
+    with host(SPARE, env=held.env) as one:
+        one.tell("begin", code="6 * 7")
+        held.let_go(held.next())
+        assert one.tell("join")["value"] == "42"
+        held.next()  # the spare exists, and is no more than a fork
+        before = set(traces.kernels_of(one.runtime))
+        one.tell("begin", code="6 * 7", owner="b")
+        # It has been taken, or another one is made instead.
+        traces.eventually(lambda: set(traces.kernels_of(one.runtime)) != before, within=1)
+        held.let_all_go()
+        assert one.tell("join").get("value") == "42"
 
 
 @pytest.mark.parametrize("how", ["os._exit", "exception", "sys.exit"])
@@ -1077,7 +1112,8 @@ def test_two_hundred_kernels_in_a_row_leave_the_hosts_descriptors_as_they_were(m
 
 LOOK = """
 import json, locale, os, pathlib, resource, shutil, signal, subprocess, sys, tempfile, time
-child = "import json, os, sys, time; print(json.dumps([dict(os.environ), str(sys.flags), sys.path, time.tzname]))"
+child = "import json, os, sys, time\\n" \\
+    "print(json.dumps([dict(os.environ), str(sys.flags), sys.path, time.tzname]))"
 json.dumps({
     "environ": dict(os.environ),
     "path": sys.path,
@@ -1111,7 +1147,7 @@ def seen(registry: BlockingRegistry, owner: str) -> dict[str, Any]:
 def test_a_kernel_sees_the_same_environment_however_it_is_made(
     make_registry: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At its own start: what the host changes in between is seen by the next kernel, and by no spare too late."""
+    """That of its own start: what the host has changed since is seen also by one that was ready before."""
     path = os.environ["PATH"]
 
     def change(number: int) -> dict[str, str | None]:

@@ -399,6 +399,17 @@ def test_a_process_that_can_neither_be_used_nor_ended_ends_with_the_handle_of_it
     assert (fake.open, fake.running) == ({}, set())
 
 
+@pytest.mark.parametrize("refused", ["terminate_process", "wait"])
+def test_a_process_that_has_ended_with_its_job_cannot_be_terminated_but_is_waited_for(
+    make: Callable[..., FakeWindows], refused: str
+) -> None:
+    fake = make("resume", refused)
+    with pytest.raises(OSError, match="resume: refused"):
+        begin(fake)
+    assert fake.calls.count("wait") == 1
+    assert (fake.open, fake.running) == ({}, set())
+
+
 def test_a_seat_is_a_directory_and_a_tree_that_waits(
     make: Callable[..., FakeWindows], leaves_nothing: None
 ) -> None:

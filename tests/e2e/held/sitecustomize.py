@@ -1,6 +1,7 @@
 """On the path of a zygote: holds each kernel right after its fork, until the test lets it go."""
 
 import os
+import time
 
 ZYGOTE = os.getpid()
 setsid = os.setsid
@@ -8,10 +9,11 @@ setsid = os.setsid
 
 def held_setsid() -> None:
     if os.getppid() != ZYGOTE:  # a kernel; a warden is a child of the zygote
-        with open(os.environ["LC_HELD_REACHED"], "w") as reached:
-            reached.write(str(os.getpid()))
-        with open(os.environ["LC_HELD_GO"]):
-            pass
+        place = os.environ["LC_HELD"]
+        with open(f"{place}/reached", "w") as reached:
+            print(os.getpid(), file=reached)
+        while not os.path.exists(f"{place}/{os.getpid()}") and not os.path.exists(f"{place}/all"):
+            time.sleep(0.005)
     setsid()
 
 
