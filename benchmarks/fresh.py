@@ -1,4 +1,4 @@
-"""Run by a new Python: ``fresh.py START_METHOD`` prints the seconds of a registry's making and first result."""
+"""Run by a new Python: ``fresh.py START_METHOD`` prints the seconds until a registry's first result."""
 
 import sys
 import time

@@ -12,7 +12,8 @@ from hermes_kernel import BlockingRegistry, Limits
 
 GROW = """
 import os, signal, subprocess, sys
-tree = subprocess.Popen([sys.executable, "-I", "-S", {program!r}, {mark!r}, {shape!r}], stdout=subprocess.PIPE)
+command = [sys.executable, "-I", "-S", {program!r}, {mark!r}, {shape!r}]
+tree = subprocess.Popen(command, stdout=subprocess.PIPE)
 assert tree.stdout.readline() == b"ready\\n"
 """
 FORKED = """

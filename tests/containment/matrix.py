@@ -15,8 +15,8 @@ from pathlib import Path
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 ENDS = (
-    "asked", "host -9", "kernel -9", "warden -9", "host and warden -9", "warden stopped, host -9", "zygote -9",
-    "timeout",
+    "asked", "timeout", "kernel -9", "host -9", "warden -9", "zygote -9", "host and warden -9",
+    "warden stopped, host -9",
 )  # fmt: skip
 SHAPES = ("plain", "escaped", "deaf", "racers", "bomb")
 BOUNDS = {"racers": 3.0, "bomb": 6.0}  # seconds until nothing may be left; else BOUND
@@ -82,7 +82,6 @@ def _run(setting: Setting, end: str, shape: str, mark: str, runtime: Path) -> Ro
         cwd=runtime,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
-    assert host.stdin is not None and host.stdout is not None
     try:
         who = json.loads(_tell(host, json.dumps(options)))
         before, _ = scan(mark)
@@ -100,13 +99,12 @@ def _run(setting: Setting, end: str, shape: str, mark: str, runtime: Path) -> Ro
         return Row(end, shape, len(before), left, ms, answer, who)
     finally:
         host.kill()
-        host.wait()
-        host.stdin.close()
-        host.stdout.close()
+        host.communicate()
 
 
 def _tell(host: "subprocess.Popen[str]", word: str) -> str:
-    assert host.stdin is not None and host.stdout is not None
+    assert host.stdin is not None
+    assert host.stdout is not None
     host.stdin.write(f"{word}\n")
     host.stdin.flush()
     return host.stdout.readline().strip()

@@ -1,8 +1,8 @@
 """Looks from outside: ``scan.py [SECONDS]`` reads a mark from its input and prints who still has it.
 
 A process has the mark in its command line or as its name (``prctl(PR_SET_NAME)``, 15 characters). With
-SECONDS it looks until there is none, as long as that at most. Prints one JSON object: the pids that are left, and
-the milliseconds until there was none. Knows nothing of the project.
+SECONDS it looks until there is none, as long as that at most. Prints one JSON object: the pids that are
+left, and the milliseconds until there was none. Knows nothing of the project.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Run by root in a mount namespace of its own: ``unprivileged.py UID COMMAND...`` runs a command as that user.
+"""Run by root in its own mount namespace: ``unprivileged.py UID COMMAND...`` runs a command as that user.
 
 What the command needs (this interpreter, the project) may lie in directories that only root can enter. They
 are mounted anew, for this command alone.

@@ -10,8 +10,9 @@ setsid = os.setsid
 def held_setsid() -> None:
     if os.getppid() != ZYGOTE:  # a kernel; a warden is a child of the zygote
         place = os.environ["LC_HELD"]
-        with open(f"{place}/reached", "w") as reached:
-            print(os.getpid(), file=reached)
+        if not os.path.exists(f"{place}/all"):
+            with open(f"{place}/reached", "w") as reached:
+                print(os.getpid(), file=reached)
         while not os.path.exists(f"{place}/{os.getpid()}") and not os.path.exists(f"{place}/all"):
             time.sleep(0.005)
     setsid()
