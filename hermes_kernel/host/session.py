@@ -291,13 +291,13 @@ class KernelSession:
             if self._rejected:
                 await self.kill()
                 if not self._exit.done():
-                    execution.kernel_ended(-signal.SIGKILL)
+                    execution.kernel_ended(-9)
                 continue
             if self._gone_channels:
                 # The process lives but has hung up: it sent more than a frame may have.
                 await self._end_disconnected()
                 if not self._exit.done():  # it cannot be ended; nothing more can come of it
-                    execution.kernel_ended(-signal.SIGKILL)
+                    execution.kernel_ended(-9)
                 continue
             if cut.status is not None:
                 execution.interrupt(self._loop.time())

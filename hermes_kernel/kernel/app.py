@@ -26,6 +26,7 @@ from .ipykernel_seams import PLAIN, reason_for_stock_paths
 from .kernel import HermesKernel
 from .outputs import HermesOutStream, OutputLog
 from .shell import quiet_ipython
+from .watchdog import end_with_host
 
 CHANNELS = ("shell", "iopub", "stdin", "control", "hb")
 """In the order of their numbers, where they are files: as in ``hermes_kernel.process.staging``."""
@@ -180,8 +181,13 @@ class HermesKernelApp(IPKernelApp):
         """Leave the path as it is: a file in the working directory must not take part in the start."""
 
     def init_poller(self) -> None:
-        """End with the parent process, unless a warden sees to that."""
-        if not self.is_guarded:
+        """End with the parent process, unless something of ours sees to that; on Windows, hear interrupts."""
+        if sys.platform == "win32":
+            if self.is_guarded:
+                self.parent_handle = 0
+            super().init_poller()
+            os.environ.pop("JPY_INTERRUPT_EVENT", None)
+        elif not self.is_guarded or sys.platform == "darwin":  # where no signal comes at a warden's end
             self.parent_handle = os.getppid()
             super().init_poller()
 
@@ -335,6 +341,7 @@ def make_app(argv: Sequence[str]) -> HermesKernelApp:
 
 def main(argv: list[str]) -> int:
     """Run a kernel until it is told to end; return the process's exit code."""
+    end_with_host()
     app = make_app(argv)
     app.initialize(argv)
     return run(app)

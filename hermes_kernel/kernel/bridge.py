@@ -48,7 +48,8 @@ class ToolClient:
     def __init__(self) -> None:
         self._token = ""
         self._reset()
-        os.register_at_fork(after_in_child=self._after_fork)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._after_fork)
 
     def bind(self, token: str) -> None:
         """Take the token that proves to the host that a connection comes from this kernel."""

@@ -152,7 +152,8 @@ class OutputLog:
         self._rests = {"stdout": Rest(None), "stderr": Rest(None)}
         self._mark = StartMark(None)
         self._pipes: list[_DescriptorPipe] = []
-        os.register_at_fork(after_in_child=self._after_fork)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._after_fork)
 
     def bind(
         self,
@@ -433,7 +434,8 @@ class _DescriptorPipe:
             os.set_inheritable(end, False)
         os.dup2(self._write_end, self.number)
         os.set_blocking(self.read_end, False)
-        os.register_at_fork(after_in_child=self._after_fork)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._after_fork)
 
     def drain(self) -> None:
         """Take in all that is in the pipe now."""

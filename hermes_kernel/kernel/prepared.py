@@ -23,7 +23,8 @@ from typing import Any
 
 import zmq
 
-from ..sidecar.birth import STREAMS, Start
+from ..sidecar.birth import Start
+from ..sidecar.streams import STREAMS
 from ..sidecar.system import system
 from .app import HermesKernelApp, main, make_app, run
 from .rehearsal import rehearse

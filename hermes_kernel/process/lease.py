@@ -4,15 +4,17 @@ A lock ends with the last process that holds it, whatever ends that; no clock an
 """
 
 import contextlib
-import fcntl
 import json
 import os
 import re
 import stat
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from .lock import SAFELY, is_own, lock
 
 SUFFIX = ".lease"
 MAX_RECORD = 64 * 1024
@@ -35,14 +37,14 @@ class Lease:
         """Make the file and lock it; raises LeaseHeldError if somebody who lives has it, OSError."""
         while True:
             try:
-                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | SAFELY, 0o600)
                 is_new = True
             except FileExistsError:
-                descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+                descriptor = os.open(path, os.O_RDWR | SAFELY)
                 is_new = False
             if is_new:  # a sweep that looks at it between the two steps takes it for dead, and removes it
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-            elif not _lock(descriptor):
+                lock(descriptor, waits=True)
+            elif not lock(descriptor):
                 os.close(descriptor)
                 raise LeaseHeldError(f"{path} is held: that kernel lives")
             if _is_at(descriptor, path):
@@ -53,12 +55,12 @@ class Lease:
     def take_dead(cls, path: Path) -> "Lease | None":
         """Take over the lease of somebody who has ended; None if there is none, or it is held."""
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+            descriptor = os.open(path, os.O_RDWR | SAFELY)
         except OSError:
             return None
         info = os.fstat(descriptor)
-        own = stat.S_ISREG(info.st_mode) and info.st_uid == os.getuid()
-        if own and _lock(descriptor) and _is_at(descriptor, path):
+        own = stat.S_ISREG(info.st_mode) and is_own(info)
+        if own and lock(descriptor) and _is_at(descriptor, path):
             return cls(path, descriptor)
         os.close(descriptor)
         return None
@@ -73,14 +75,17 @@ class Lease:
 
     def remove(self) -> None:
         """Remove the file, and let go."""
+        if sys.platform == "win32":  # where a file that is open cannot be removed
+            self.close()
         with contextlib.suppress(FileNotFoundError):
             self.path.unlink()
-        self.close()
+        if sys.platform != "win32":
+            self.close()
 
 
 def write(path: Path, record: Mapping[str, Any]) -> None:
     """Replace the content of a lease's file, not the file; raises OSError."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC)
+    descriptor = os.open(path, os.O_WRONLY | os.O_TRUNC | SAFELY)
     with open(descriptor, "w", encoding="utf-8") as file:
         json.dump(dict(record), file)
 
@@ -88,7 +93,7 @@ def write(path: Path, record: Mapping[str, Any]) -> None:
 def read(path: Path) -> dict[str, Any]:
     """Return what a lease's file holds, nothing if it is no record. A cell may have written it."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        descriptor = os.open(path, os.O_RDONLY | SAFELY)
         with open(descriptor, encoding="utf-8") as file:
             record = json.loads(file.read(MAX_RECORD))
     except (OSError, ValueError, RecursionError):
@@ -99,11 +104,11 @@ def read(path: Path) -> dict[str, Any]:
 def is_held(path: Path) -> bool:
     """Whether somebody who lives holds the lease."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        descriptor = os.open(path, os.O_RDONLY | SAFELY)
     except OSError:
         return False
     try:
-        return not _lock(descriptor)
+        return not lock(descriptor)
     finally:
         os.close(descriptor)
 
@@ -118,14 +123,6 @@ def cookie_of(record: Mapping[str, Any]) -> str | None:
     """Return the mark of a kernel's processes, None if the record has none that can be one."""
     cookie = record.get("cookie")
     return cookie if isinstance(cookie, str) and _COOKIE.fullmatch(cookie) else None
-
-
-def _lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _is_at(descriptor: int, path: Path) -> bool:

@@ -9,14 +9,14 @@ import sys
 import sysconfig
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ..errors import ConfigError, HermesKernelError, KernelStartError
 from ..sidecar import __file__ as _sidecar
-from ..sidecar.birth import STREAMS
+from ..sidecar.streams import STREAMS
 from . import interpreter
 from .environment import FIXED, EnvPolicy, scrub
 from .launch import Ended, Interpreter, KernelExit, KernelHandle, Launched, LaunchSpec, StreamRest
@@ -229,7 +229,7 @@ class LocalLauncher:
             staging.remains,
         )
         try:
-            options = {**spec.options, "stdio": STREAMS, "guarded": True}
+            options = {**spec.options, "stdio": _streams(), "guarded": True}
             staging.write_connection_file({**_connection(staging, spec), "hermes": options})
             await seat.tree.start(tree_spec, staging.lease.descriptor)
             _write_session(staging, spec, seat.tree, isolation, tree_spec.cwd)
@@ -251,11 +251,12 @@ class LocalLauncher:
     async def _gone(self, process: ProcessTree, cookie: str) -> Ended:
         """Wait for the end of the tree; what a killed warden has left is looked for and ended at once."""
         ended = await process.gone()
-        if ended is Ended.CLEAN:
+        if ended is not Ended.CLEAN:
+            _log.warning(
+                "the tree of process %d was not ended by its warden: looking for what is left", process.pid
+            )
+        elif sys.platform != "darwin":  # where who belongs to it is remembered, and one may have been missed
             return ended
-        _log.warning(
-            "the tree of process %d was not ended by its warden: looking for what is left", process.pid
-        )
         is_clean = await self._in_background(end_marked, {cookie})
         return ended if is_clean else Ended.NOT_CLEAN
 
@@ -394,6 +395,11 @@ def _command(python: Interpreter, spec: LaunchSpec) -> tuple[str, ...]:
 def _program(python: Interpreter, env: Mapping[str, str]) -> Program:
     """Return how to execute what kernels are forked of; of the environment only what all of them share."""
     return Program(_interpreter(python), {"PATH": env.get("PATH", os.defpath), **dict(start_variables(env))})
+
+
+def _streams() -> Sequence[Sequence[int]] | None:
+    """Where the kernel finds the pipes for its output; None on Windows, where it has them from its start."""
+    return None if sys.platform == "win32" else STREAMS
 
 
 def _connection(staging: Staging, spec: LaunchSpec) -> dict[str, Any]:

@@ -5,7 +5,6 @@ cleared its environment, or hides it, is not found: this is a second line, not t
 """
 
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Collection
@@ -32,12 +31,12 @@ def end_marked(cookies: Collection[str], *, limit: float = 1.0) -> bool:
         while quiet < QUIET and time.monotonic() < deadline:
             new = set(found) - seen
             for pid in new:
-                _send(pid, signal.SIGSTOP)
+                _do(pid, psutil.Process.suspend)
             quiet = 0 if new else quiet + 1
             seen |= new
             found = marked(cookies)
         for pid in seen:
-            _send(pid, signal.SIGKILL)
+            _do(pid, psutil.Process.kill)
         if time.monotonic() > deadline:
             return not marked(cookies)
         time.sleep(0.001)  # the OS takes them down; there is nothing to wait on for somebody else's child
@@ -78,8 +77,8 @@ def _read_elsewhere(pid: int) -> bytes:
     return _HEAD + env[MARK].encode() if MARK in env else b""
 
 
-def _send(pid: int, signum: int) -> None:
+def _do(pid: int, act: Callable[[psutil.Process], None]) -> None:
     try:
-        os.kill(pid, signum)
-    except (ProcessLookupError, PermissionError):  # it has ended, or runs as another user by now
+        act(psutil.Process(pid))
+    except psutil.Error:  # it has ended, or runs as another user by now
         pass

@@ -194,8 +194,12 @@ class Staging:
 
     @property
     def remains(self) -> tuple[str, ...]:
-        """What is to be removed if the host cannot do it, in this order."""
-        return tuple(map(str, dict.fromkeys((self.path, self.sockets.parent, self.lease.path))))
+        """What is to be removed if the host cannot do it, in this order.
+
+        Not the lease where a warden may miss a process of its tree: the sweep of a next host looks for those.
+        """
+        lease_file = () if sys.platform == "darwin" else (self.lease.path,)
+        return tuple(map(str, dict.fromkeys((self.path, self.sockets.parent, *lease_file))))
 
     def record(self, **more: Any) -> None:
         """Add to what the lease's file says; raises OSError."""

@@ -14,6 +14,7 @@ from collections.abc import Callable
 import psutil
 
 from ..sidecar import __file__ as _sidecar
+from ..sidecar.system import system
 from .launchclass import Program, ZygoteClass
 from .marked import MARK, end_marked
 from .staging import Staging, remove_trees
@@ -145,12 +146,11 @@ class Zygote:
 
 def start_ticks(pid: int) -> int:
     """Return when a process started, as ``sidecar.system.started`` does; 0 if it is gone."""
+    if system is not None:
+        return system.started(pid) or 0
     try:
-        if sys.platform != "linux":
-            return int(psutil.Process(pid).create_time())
-        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
-            return int(file.read().rpartition(")")[2].split()[19])
-    except (OSError, psutil.Error):
+        return int(psutil.Process(pid).create_time())
+    except psutil.Error:
         return 0
 
 

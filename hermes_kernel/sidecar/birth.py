@@ -11,9 +11,6 @@ import traceback
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, NoReturn, Protocol
 
-STREAMS = ((3, 4), (5, 6))
-"""Where a kernel finds the two ends of the pipes that are to become its standard output and error."""
-
 BIRTH = 7  # where it reads what it is to be
 FIRST_FREE = 8
 CANNOT_BEGIN = 127

@@ -1,5 +1,6 @@
 """What a sidecar process waits for: descriptors, signals, its children, and the end of its host."""
 
+import contextlib
 import os
 import select
 import signal
@@ -71,6 +72,9 @@ class Events:
         for descriptor in writable:
             poll.register(descriptor, select.POLLOUT)
         poll.register(self._reader, select.POLLIN)
+        news = system.news()
+        if news is not None:
+            poll.register(news, select.POLLIN)
         watch = self.host.watch
         if watch is not None and not self.host_is_gone:
             poll.register(watch, select.POLLIN)
@@ -79,18 +83,22 @@ class Events:
         ready = {fd for fd, _ in poll.poll(None if timeout is None else max(0, timeout * 1000))}
         if self._reader in ready:
             self._clear()
+        if news in ready:
+            system.take_news()
         if watch in ready or (watch is None and self.host.is_gone()):
             self.host_is_gone = True
-        return ready - {self._reader, watch}
+        return ready - {self._reader, watch, news}
 
     def close(self) -> None:
         """Give the signals back to a process that becomes something else."""
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
-        for end in (self._reader, self._writer, self.host.watch):
-            if end is not None:
-                os.close(end)
+        for end in (self._reader, self._writer):
+            os.close(end)
+        if self.host.watch is not None:
+            with contextlib.suppress(OSError):  # on macOS a forked child does not get it
+                os.close(self.host.watch)
 
     def _end(self, *_: Any) -> None:
         self.told_to_end = True

@@ -46,6 +46,18 @@ def adopt_orphans() -> None:
     prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
+def news() -> int | None:
+    """Return a descriptor that is readable when there is something to ``take_news`` of; None: there never is.
+
+    The kernel of the system knows whom an orphan descends from.
+    """
+    return None
+
+
+def take_news() -> None:
+    """Take in who has come to those that descend from this process: here that is looked up when needed."""
+
+
 def signal_at_parents_end(signum: int) -> None:
     """Have a signal sent to this process when the thread that forked it ends."""
     prctl(PR_SET_PDEATHSIG, signum)

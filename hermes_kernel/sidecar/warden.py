@@ -27,9 +27,10 @@ import sys
 import time
 from typing import Any, NoReturn
 
-from .birth import BIRTH, STREAMS, Kernel, Terms, be_born, highest_descriptor
+from .birth import BIRTH, Kernel, Terms, be_born, highest_descriptor
 from .events import Events, Host
 from .remains import remove
+from .streams import STREAMS
 from .system import system
 from .tree import end_tree
 
