@@ -25,7 +25,7 @@ AT_ONCE = 16
 DEAF = """
 import signal, subprocess, sys
 child = subprocess.Popen(
-    [sys.executable, "-c", "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(); time.sleep(60)"],
+    [sys.executable, "-c", "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(60)"],
     stdout=subprocess.PIPE,
 )
 child.stdout.readline()

@@ -32,6 +32,9 @@ CHANNELS = ("shell", "iopub", "stdin", "control", "hb")
 """In the order of their numbers, where they are files: as in ``hermes_kernel.process.staging``."""
 
 
+HEARTBEAT_DELAY = 0.1  # seconds
+
+
 class NoShellChannelThread:
     """In the place of the shell channel's thread: there is none, and cells run where they arrive."""
 
@@ -111,7 +114,8 @@ class HermesKernelApp(IPKernelApp):
         self.session.pid = os.getpid()
         self.kernel.ident = str(uuid.uuid4())
         self.init_sockets()
-        self.init_heartbeat()
+        if not self.hb_port:  # it must be in the connection file
+            self.init_heartbeat()
         self.init_io()
         self.init_signal()
         self._bind_kernel()
@@ -146,6 +150,9 @@ class HermesKernelApp(IPKernelApp):
         self._configure_kernel()
         self.init_code()
         sys.stdout.flush()
+        if self.heartbeat is None:  # its thread takes its time to start, and nobody's first cell waits for it
+            loop = self.control_thread.io_loop
+            loop.add_callback(loop.call_later, HEARTBEAT_DELAY, self.init_heartbeat)
 
     def _bind_to_process(self) -> None:
         here = os.environ.get("IPYTHONDIR")

@@ -326,6 +326,21 @@ def test_a_ctrl_c_for_the_hosts_terminal_does_not_reach_its_kernels(
         assert one.cell("x")["value"] == "1"
 
 
+@BOTH
+def test_a_ctrl_c_for_the_hosts_terminal_does_not_reach_what_is_just_being_started(
+    leaves_nothing: None, way: Ways
+) -> None:
+    with host(way) as one:
+        one.tell("handle_interrupts")
+        one.tell("begin", code="6 * 7")
+        assert traces.eventually(lambda: psutil.Process(one.pid).children(), within=10)
+        started = psutil.Process(one.pid).children()
+        while one.tell("kernels") == [] or one.tell("kernels")[0]["state"] == "starting":
+            os.killpg(one.pid, signal.SIGINT)
+        assert one.tell("join")["value"] == "42"
+        assert psutil.Process(one.pid).children() == started
+
+
 @pytest.mark.parametrize(
     ("way", "signum"),
     [(SPARE, signal.SIGINT), (SPARE, signal.SIGTERM), (SPAWN, signal.SIGHUP)],
@@ -1234,7 +1249,7 @@ def test_a_kernel_sees_the_same_environment_however_it_is_made(
             "TZ": ("Asia/Tokyo", "America/New_York", "UTC")[number],
             "LANG": ("C.UTF-8", "C", "C.UTF-8")[number],
             "LC_ALL": ("C", "C.UTF-8", None)[number],
-            "PYTHONPATH": str(place / "lib"),
+            "PYTHONPATH": f"{place / 'lib'}:{HERE / 'early'}",
             "PYTHONUNBUFFERED": ("1", None, "x")[number],
             "TMPDIR": str(place / "tmp"),
             "MPLCONFIGDIR": str(place),
@@ -1259,9 +1274,9 @@ def test_a_kernel_sees_the_same_environment_however_it_is_made(
         name: make_registry(limits=Limits(**way, max_kernels=20), env_passthrough=["MY_FLAG"])
         for name, way in (("fork", FORK), ("spawn", SPAWN), ("spare", SPARE))
     }
-    for number, change_ in enumerate(changes):
+    for number, changed in enumerate(changes):
         spare = wait_for_spare(registries["spare"], "kept") if number == 3 else 0
-        for name, value in change_.items():
+        for name, value in changed.items():
             if value is None:
                 monkeypatch.delenv(name, raising=False)
             else:
@@ -1274,16 +1289,16 @@ def test_a_kernel_sees_the_same_environment_however_it_is_made(
         view = views["spawn"]
         for environment in (view["environ"], view["child"][0]):
             for name in ("PATH", "HOME", "TZ", "LANG", "LC_ALL", "PYTHONPATH", "TMPDIR", "MY_FLAG"):
-                assert environment.get(name) == change_[name], name
+                assert environment.get(name) == changed[name], name
             assert not {"PYTHONUNBUFFERED", "MPLCONFIGDIR", "OPENAI_API_KEY"} & environment.keys()
             assert SECRET not in str(environment)
             assert environment["IPYTHONDIR"].endswith("/KERNEL/ipython")
         zones = {"Asia/Tokyo": "JST", "America/New_York": "EST", "UTC": "UTC", "Asia/Kolkata": "IST"}
-        assert view["tzname"][0] == zones[str(change_["TZ"])]
-        assert view["temporary"] == change_["TMPDIR"]
-        assert view["home"] == [change_["HOME"]] * 2
-        assert view["found"] == f"{str(change_['PATH']).partition(':')[0]}/only-there"
-        assert change_["PYTHONPATH"] in view["path"]
+        assert view["tzname"][0] == zones[str(changed["TZ"])]
+        assert view["temporary"] == changed["TMPDIR"]
+        assert view["home"] == [changed["HOME"]] * 2
+        assert view["found"] == f"{str(changed['PATH']).partition(':')[0]}/only-there"
+        assert set(str(changed["PYTHONPATH"]).split(":")) < set(view["path"])
         assert view["encodings"] == ["utf-8"] * 3
 
 
