@@ -5,6 +5,7 @@ import logging
 import uuid
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from ..errors import HermesKernelError
@@ -23,7 +24,7 @@ LEAVE_TIMEOUT = 5.0  # seconds for the zygotes to be gone
 _log = logging.getLogger(__name__)
 
 
-@dataclass
+@dataclass(eq=False)
 class _Spare:
     kind: LaunchClass
     seat: "NurserySeat"
@@ -79,8 +80,9 @@ class Nursery:
 
     async def discard_spares(self) -> None:
         """End what is kept ready: a kernel of its class could not be used."""
-        if self._filling is not None:
+        if self._filling is not None and not self._filling.done():
             self._filling.cancel()
+            await asyncio.wait({self._filling})
         spares, self._spares = self._spares, []
         await asyncio.gather(*(spare.seat.give_up(timeout=SPARE_END_TIMEOUT) for spare in spares))
 
@@ -192,7 +194,15 @@ class Nursery:
                     raise
                 _log.info("no kernel can be kept ready: %s", error)
                 return
-            self._spares.append(_Spare(kind, seat))
+            spare = _Spare(kind, seat)
+            self._spares.append(spare)
+            seat.tree.on_gone(partial(self._on_end, spare))
+
+    def _on_end(self, spare: _Spare) -> None:
+        """A spare's process is gone: by itself, if it is still one."""
+        if spare in self._spares:
+            self._spares.remove(spare)
+            self._in_background(spare.seat.give_up(timeout=SPARE_END_TIMEOUT))
 
     def _stay(self) -> None:
         if self._release is not None:
