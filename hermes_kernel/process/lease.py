@@ -18,6 +18,9 @@ from .lock import SAFELY, is_own, lock
 
 SUFFIX = ".lease"
 MAX_RECORD = 64 * 1024
+NOBODY = "0" * 32
+"""The mark of a warden that was forked: it is no kernel's, see ``hermes_kernel.sidecar.zygote``."""
+
 _COOKIE = re.compile(r"[0-9a-f]{32}")
 
 
@@ -122,7 +125,8 @@ def leases(base: Path) -> Iterator[Path]:
 def cookie_of(record: Mapping[str, Any]) -> str | None:
     """Return the mark of a kernel's processes, None if the record has none that can be one."""
     cookie = record.get("cookie")
-    return cookie if isinstance(cookie, str) and _COOKIE.fullmatch(cookie) else None
+    is_one = isinstance(cookie, str) and _COOKIE.fullmatch(cookie) is not None and cookie != NOBODY
+    return cookie if is_one else None
 
 
 def _is_at(descriptor: int, path: Path) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 
 from . import lease
 from .marked import has_mark
-from .staging import runtime_base
+from .staging import is_lease_of_ours, runtime_base
 from .zygote import start_ticks
 
 SESSION = "session.json"
@@ -68,7 +68,7 @@ class _Process:
 def live_sessions() -> tuple[Session, ...]:
     """Return the live kernels of this user, the oldest first; raises StagingError."""
     found = []
-    for path in lease.leases(runtime_base()):
+    for path in filter(is_lease_of_ours, lease.leases(runtime_base())):
         told = lease.read(path.with_suffix("") / SESSION)
         if "kernel_id" in told and lease.is_held(path):
             found.append(_session(path, told))

@@ -46,6 +46,7 @@ _log = logging.getLogger(__name__)
 _REST = struct.Struct(f"<QQ{REST_SIZE}sQ{LANDING_SIZE}s")
 _LONGEST_SUFFIX = "-5"
 _CHANNELS = ("shell", "iopub", "stdin", "control", "hb")
+_SOCKET_FILES = tuple(f"k-{end}" for end in (*range(1, len(_CHANNELS) + 1), "t"))
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 
 
@@ -237,20 +238,37 @@ def set_aside(directories: Iterable[Path]) -> tuple[Path, ...]:
     return tuple(gone)
 
 
-def directories_of(lease_file: Path, record: Mapping[str, Any]) -> tuple[Path, ...]:
+def directories_of(lease_file: Path) -> tuple[Path, ...]:
     """Return the directories of a kernel whose host has died.
 
-    The record is a file that its cells could write: of the place for the sockets nothing is believed but
-    where it stands, and that only of a directory of this user's with the name that it must have.
+    The name of the lease says which they are. The record, which its cells could write, is not asked.
     """
     path = lease_file.with_suffix("")
-    found = [path]
+    short = (Path(place) / _short_name(path.name) for place in _short_places())
+    return tuple(directory for directory in dict.fromkeys((path, *short)) if _is_own_directory(directory))
+
+
+def remove_sockets(lease_file: Path, record: Mapping[str, Any]) -> None:
+    """Remove the sockets of a kernel whose host has died from where the caller wanted them to stand.
+
+    The record is a file that its cells could write: nothing goes but sockets with the names that they must
+    have, in a directory that must have this one, and the directory only if it held them and nothing else.
+    """
+    name = lease_file.with_suffix("").name
     given = record.get("sockets")
-    if isinstance(given, str) and os.path.isabs(given) and "\0" not in given:
-        sockets = Path(given)
-        if sockets.name in (path.name, _short_name(path.name)) and _is_own_directory(sockets):
-            found.append(sockets)
-    return tuple(directory for directory in dict.fromkeys(found) if _is_own_directory(directory))
+    if not isinstance(given, str) or not os.path.isabs(given) or "\0" in given:
+        return
+    place = Path(given)
+    if place.name not in (name, _short_name(name)) or not _is_own_directory(place):
+        return
+    found = [place / file for file in _SOCKET_FILES if _is_socket(place / file)]
+    try:
+        for socket in found:
+            socket.unlink()
+        if found:
+            place.rmdir()
+    except OSError as error:
+        _log.info("%s is not removed: %s", place, error)
 
 
 def runtime_base() -> Path:
@@ -310,7 +328,11 @@ def _socket_place(path: Path, name: str, socket_dir: str | None) -> Path:
     if socket_dir is not None:
         roomy = Path(socket_dir) / name / "k"
         return roomy if _fits(roomy) else _short_socket_place(name, socket_dir)
-    return _short_socket_place(name, tempfile.gettempdir(), "/tmp")
+    return _short_socket_place(name, *_short_places())
+
+
+def _short_places() -> tuple[str, ...]:
+    return (tempfile.gettempdir(), "/tmp")
 
 
 def _short_name(name: str) -> str:
@@ -339,6 +361,19 @@ def _size(place: Path) -> int:
 
 def _lease_of(path: Path) -> Path:
     return path.with_name(path.name + lease.SUFFIX)
+
+
+def is_lease_of_ours(path: Path) -> bool:
+    """Whether a file has the name of a kernel's lease."""
+    name = path.name.removesuffix(lease.SUFFIX)
+    return name + lease.SUFFIX == path.name and _SAFE_NAME.fullmatch(name) is not None
+
+
+def _is_socket(path: Path) -> bool:
+    try:
+        return stat.S_ISSOCK(path.lstat().st_mode)
+    except OSError:
+        return False
 
 
 def _is_own_directory(path: Path) -> bool:
@@ -375,6 +410,8 @@ def _create(path: Path, content: bytes, *, size: int | None = None) -> None:
         file.write(content)
         if size is not None:
             file.truncate(size)
+            if hasattr(os, "posix_fallocate"):  # a hole in a mapped file is a SIGBUS on a full disk
+                os.posix_fallocate(descriptor, 0, size)
 
 
 def _read_end(path: Path, size: int) -> bytes:
@@ -395,6 +432,9 @@ def _read_end(path: Path, size: int) -> bytes:
 def remove_trees(directories: Iterable[Path]) -> None:
     """Remove directories with all that is in them; what cannot be removed is logged."""
     for directory in directories:
+        if directory.is_symlink():  # somebody has put it there; what it points to is nobody's to remove
+            directory.unlink()
+            continue
         try:
             shutil.rmtree(directory)
         except FileNotFoundError:

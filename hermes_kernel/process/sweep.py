@@ -6,7 +6,15 @@ import re
 from . import lease
 from .lease import Lease
 from .marked import end_marked
-from .staging import StagingError, directories_of, remove_trees, runtime_base, set_aside
+from .staging import (
+    StagingError,
+    directories_of,
+    is_lease_of_ours,
+    remove_sockets,
+    remove_trees,
+    runtime_base,
+    set_aside,
+)
 
 _RETIRED = re.compile(r"\..+\.[0-9a-f]{9}")
 _log = logging.getLogger(__name__)
@@ -23,18 +31,22 @@ def sweep() -> int:
     except StagingError as error:  # whoever starts a kernel is told
         _log.info("nothing is swept: %s", error)
         return 0
-    dead = [taken for path in lease.leases(base) if (taken := Lease.take_dead(path)) is not None]
+    known = [path for path in lease.leases(base) if is_lease_of_ours(path)]
+    dead = [taken for path in known if (taken := Lease.take_dead(path)) is not None]
     records = {one: lease.read(one.path) for one in dead}
-    cookies = {cookie for record in records.values() if (cookie := lease.cookie_of(record))}
+    gone = {one.path for one in dead}
+    alive = {lease.cookie_of(lease.read(path)) for path in known if path not in gone}
+    cookies = {cookie for record in records.values() if (cookie := lease.cookie_of(record))} - alive
     all_ended = end_marked(cookies)
     if not all_ended:
         _log.warning("processes of dead kernels cannot be ended: %s", ", ".join(sorted(cookies)))
     for one, record in records.items():
-        gone = set_aside(directories_of(one.path, record))
+        remains = set_aside(directories_of(one.path))
+        remove_sockets(one.path, record)
         if all_ended:
             one.remove()
         else:
             one.close()  # the next sweep tries again
-        remove_trees(gone)
+        remove_trees(remains)
     remove_trees(entry for entry in base.iterdir() if _RETIRED.fullmatch(entry.name))
     return len(dead)

@@ -311,17 +311,16 @@ def test_numbers_in_the_record_of_a_dead_kernel_are_never_signalled(place: Path)
             stranger.kill()
 
 
-@pytest.mark.parametrize("whose", ["kernel", "zygote", "warden"])
-def test_a_record_with_the_mark_of_somebody_who_lives_ends_nobody(place: Path, whose: str) -> None:
+def test_a_record_with_the_mark_of_somebody_who_lives_ends_nobody(place: Path) -> None:
     with host(SPARE, runtime=place) as one:
         assert one.cell("x = 1")["status"] == "ok"
         one.wait_for_spare()
         line = one.family()
-        who = {"kernel": line.kernel, "zygote": line.zygote, "warden": line.warden}[whose]
-        dead_kernel(place, cookie=who.environ()[traces.COOKIE])
+        for process in (line.kernel, line.warden, line.zygote):
+            dead_kernel(place, cookie=process.environ()[traces.COOKIE])
         assert is_swept(place)
-        assert one.cell("x")["value"] == "1"
         assert not any(map(is_gone, (line.zygote, line.warden, line.kernel)))
+        assert one.cell("x")["value"] == "1"
 
 
 @BOTH
@@ -376,8 +375,9 @@ def end_all_above(pid: int, zygote: psutil.Process, warden: psutil.Process) -> N
 # -- live kernels -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seconds", [-8 * DAY, 8 * DAY], ids=["old", "of tomorrow"])
-@pytest.mark.parametrize("way", [SPARE, SPAWN], ids=["spare", "spawn"])
+@pytest.mark.parametrize(
+    ("way", "seconds"), [(SPARE, -8 * DAY), (SPAWN, 8 * DAY)], ids=["old", "of tomorrow"]
+)
 def test_files_of_a_live_kernel_stay_whatever_their_time(place: Path, way: Ways, seconds: float) -> None:
     with host(way, runtime=place) as one:
         assert one.cell("open('kept', 'w').write('kept')")["status"] == "ok"
@@ -393,14 +393,13 @@ def test_files_of_a_live_kernel_stay_whatever_their_time(place: Path, way: Ways,
         assert one.cell("1", owner="b")["status"] == "ok"
 
 
-@BOTH
 def test_hosts_that_share_a_place_start_sweep_run_and_die_without_touching_each_others_kernels(
-    place: Path, way: Ways
+    place: Path,
 ) -> None:
     start = threading.Barrier(4)
 
     def live(number: int) -> None:
-        with host(way, runtime=place) as one:
+        with host(SPARE, runtime=place) as one:
             start.wait()
             for round_ in range(2):
                 for owner in "ab":
@@ -436,8 +435,9 @@ def test_a_kernel_whose_connection_file_and_sockets_are_gone_goes_on(make_regist
     assert registry.execute("hermes_tools.double(21)", owner="a", tools=[double]).value == "42"
 
 
-@pytest.mark.parametrize("what", ["its directory", "all"])
-@pytest.mark.parametrize("way", [SPARE, SPAWN], ids=["spare", "spawn"])
+@pytest.mark.parametrize(
+    ("way", "what"), [(SPARE, "all"), (SPAWN, "its directory")], ids=["all", "its directory"]
+)
 def test_a_cleaner_that_removes_directories_of_live_kernels_costs_at_most_their_state(
     make_registry: Make, place: Path, way: Ways, what: str
 ) -> None:
@@ -494,11 +494,10 @@ def fill(disk: Path) -> Path:
 
 
 @NEEDS_ROOT
-@BOTH
 def test_without_room_for_its_directory_a_kernel_does_not_start_and_with_room_it_does(
     way: Ways,
 ) -> None:
-    with host_on_a_small_disk(way) as (one, disk):
+    with host_on_a_small_disk(FORK) as (one, disk):
         assert one.cell("1", owner="first")["status"] == "ok"
         before = kernels_in(disk)
         filler = fill(disk)
@@ -535,9 +534,8 @@ def test_on_a_disk_that_became_full_a_kernel_runs_on_and_its_output_is_whole(way
 
 
 @NEEDS_ROOT
-@BOTH
-def test_on_a_disk_that_cannot_be_written_any_more_a_start_is_a_clear_error(way: Ways) -> None:
-    with host_on_a_small_disk(way) as (one, _):
+def test_on_a_disk_that_cannot_be_written_any_more_a_start_is_a_clear_error() -> None:
+    with host_on_a_small_disk(FORK) as (one, _):
 
         def remount(mode: str) -> None:
             enter = ["nsenter", "-t", str(one.pid), "-m"]
@@ -557,12 +555,11 @@ def test_on_a_disk_that_cannot_be_written_any_more_a_start_is_a_clear_error(way:
 
 @NEEDS_ROOT
 @pytest.mark.parametrize("who", ["kernel", "warden", "zygote"])
-@BOTH
-def test_whoever_has_the_number_of_one_that_has_died_is_not_taken_for_it(way: Ways, who: str) -> None:
+def test_whoever_has_the_number_of_one_that_has_died_is_not_taken_for_it(who: str) -> None:
     """In a pid namespace of the host's own, where one can choose the number of the next process."""
     begin = 'exec 3<&0; "$@" <&3 & wait $!'  # not as its first process
     before = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", begin, "sh")
-    with host(way, before=before) as one:
+    with host(FORK, before=before) as one:
         assert one.cell("1")["status"] == "ok"
         pid = one.tell("line")[who]
         assert one.tell("take_number", pid=pid)
