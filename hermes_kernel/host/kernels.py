@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import zmq
+
 from ..cell.execution import cut_before_run
 from ..cell.outputs import OutputCollector
 from ..cell.result import CellResult, KernelReport, cell_result
@@ -331,9 +333,12 @@ class OwnedKernels:
             kernel_id=kernel.kernel_id,
             owner=call.key.owner,
         )
-        session = kernel.session = KernelSession(
-            self._supervisor, self._launcher, launched, bridge, owner_secret=secret
-        )
+        try:
+            session = kernel.session = KernelSession(
+                self._supervisor, self._launcher, launched, bridge, owner_secret=secret
+            )
+        except zmq.ZMQError as error:  # no descriptors left, for one
+            raise KernelStartError(f"the sockets to the kernel cannot be made: {error}") from error
         session.on_end(lambda: self._on_end(kernel))
         await session.ready(deadline)
         if self._options.bootstrap is not None:

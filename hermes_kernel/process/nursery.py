@@ -187,7 +187,7 @@ class Nursery:
                 return
             try:
                 async with asyncio.timeout(SPARE_TIMEOUT):
-                    await seat.tree.prepared()
+                    await seat.tree.bound()
             except BaseException as error:
                 await seat.give_up(timeout=SPARE_END_TIMEOUT)
                 if not isinstance(error, OSError):  # TimeoutError is one

@@ -40,6 +40,7 @@ class WardenedTree:
         self._warden_watch: int | None = None
         self._loop = asyncio.get_running_loop()
         self._prepared: asyncio.Future[None] = self._loop.create_future()
+        self._bound: asyncio.Future[None] = self._loop.create_future()
         self._ended: asyncio.Future[TreeExit] = self._loop.create_future()
         self._gone: asyncio.Future[Ended] = self._loop.create_future()
         self._loop.add_reader(connection, self._receive)
@@ -65,6 +66,11 @@ class WardenedTree:
     async def prepared(self) -> None:
         """Wait until the kernel's process is there. Raises OSError, WardenGoneError."""
         await asyncio.shield(self._prepared)
+
+    async def bound(self) -> None:
+        """Wait until the kernel has its sockets and waits for its start. Raises OSError, WardenGoneError."""
+        await self.prepared()
+        await asyncio.shield(self._bound)
 
     async def start(self, spec: TreeSpec, lease: int) -> None:
         """Say what the kernel is to be, hand the lease to the warden, and wait until the process is there.
@@ -152,6 +158,9 @@ class WardenedTree:
             self._warden_watch = _watch(self.warden)
             if not self._prepared.done():
                 self._prepared.set_result(None)
+        elif "bound" in message:
+            if not self._bound.done():
+                self._bound.set_result(None)
         elif "refused" in message:
             if not self._prepared.done():
                 kind = IsolationRefusedError if message["isolation"] else OSError
@@ -184,6 +193,9 @@ class WardenedTree:
         if not self._prepared.done():
             self._prepared.set_exception(WardenGoneError("the warden ended before there was a kernel"))
             self._prepared.exception()  # looked at: whoever waits has it, and there may be nobody
+        if not self._bound.done():
+            self._bound.set_exception(WardenGoneError("the kernel ended before its start"))
+            self._bound.exception()
         self._exit(-signal.SIGKILL)
         if not self._gone.done():
             self._gone.set_result(Ended.UNKNOWN)

@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, NoReturn, Protocol
 
 BIRTH = 7  # where it reads what it is to be
-FIRST_FREE = 8
+BOUND = 8  # where it says that it has opened its sockets
+FIRST_FREE = 9
 CANNOT_BEGIN = 127
 OOM_SCORE = "500"
 
@@ -88,6 +89,8 @@ def be_born(kernel: Kernel, descriptors: Mapping[int, int], terms: Terms) -> NoR
         limit_harm(terms.memory_limit)
         if terms.place is not None:
             kernel.bind(terms.place, waits=terms.waits)
+        os.write(BOUND, b"b")
+        os.close(BOUND)
         start = read_start()
         if start is None:
             os._exit(0)
@@ -104,7 +107,7 @@ def arrange(descriptors: Mapping[int, int]) -> None:
     """Have the descriptors where *descriptors* says, from 0 on, and no others."""
     out_of_the_way = [fcntl.fcntl(source, fcntl.F_DUPFD, FIRST_FREE) for source in descriptors.values()]
     for place, source in zip(descriptors, out_of_the_way, strict=True):
-        os.dup2(source, place, inheritable=place != BIRTH)
+        os.dup2(source, place, inheritable=place not in (BIRTH, BOUND))
     os.closerange(FIRST_FREE, highest_descriptor() + 1)
 
 

@@ -8,6 +8,7 @@ A small single-threaded process between the host and a kernel. It speaks lines o
                                                                  once, with a lease: say which kernel it is
             {"signal": N}   {"end": true}
     warden  {"kernel": pid, "warden": pid, "how": …, "note": …}  or {"refused": why, …}
+            {"bound": true}                                      its sockets are there
             {"exited": pid, "code": …, "early": …, "left": […]}
             {"ended": clean, "seconds": …}                       its last word
 
@@ -27,7 +28,7 @@ import sys
 import time
 from typing import Any, NoReturn
 
-from .birth import BIRTH, Kernel, Terms, be_born, highest_descriptor
+from .birth import BIRTH, BOUND, Kernel, Terms, be_born, highest_descriptor
 from .events import Events, Host
 from .remains import remove
 from .streams import STREAMS
@@ -61,7 +62,7 @@ class Warden:
         self._pid = 0
         self._kernel_watch: int | None = None
         self._status: int | None = None
-        self._early_end = self._status_end = -1
+        self._early_end = self._bound_end = self._status_end = -1
         self._pipes: tuple[int, ...] = ()
         self._early = bytearray()
         self._host_has_left = False
@@ -130,9 +131,7 @@ class Warden:
         self._reap()
         if self._is_over():
             return
-        readable = [self._control]
-        if self._early_end >= 0:
-            readable.append(self._early_end)
+        readable = [self._control, *(end for end in (self._early_end, self._bound_end) if end >= 0)]
         writable = [self._control] if self._to_send else []
         if self._to_kernel and self._birth >= 0:
             writable.append(self._birth)
@@ -141,6 +140,8 @@ class Warden:
             self._write_birth()
         if self._early_end in ready:
             self._take_early()
+        if self._bound_end in ready:
+            self._take_bound()
         if self._control in ready:
             self._receive()
             self._send()
@@ -149,9 +150,9 @@ class Warden:
         """Fork the kernel, which waits until it is told what it is to be; raises OSError."""
         ends: list[int] = []
         try:
-            for _ in range(4):
+            for _ in range(5):
                 ends += os.pipe()
-            early, early_write, birth_read, birth, *streams = ends
+            early, early_write, birth_read, birth, bound, bound_write, *streams = ends
             null = os.open(os.devnull, os.O_RDWR)
             ends.append(null)
             for write_end in streams[1::2]:
@@ -163,7 +164,7 @@ class Warden:
                 2: early_write,
                 **dict(zip(numbers, streams, strict=True)),
             }
-            descriptors[BIRTH] = birth_read
+            descriptors |= {BIRTH: birth_read, BOUND: bound_write}
             if terms.isolation == "namespace":
                 self._fork_isolated(descriptors, terms)
             else:
@@ -172,11 +173,11 @@ class Warden:
             for end in ends:
                 os.close(end)
             raise
-        for end in (null, early_write, birth_read, *streams[1::2]):
+        for end in (null, early_write, birth_read, bound_write, *streams[1::2]):
             os.close(end)
         os.set_blocking(early, False)
         os.set_blocking(birth, False)
-        self._early_end, self._birth, self._pipes = early, birth, tuple(streams[::2])
+        self._early_end, self._birth, self._bound_end, self._pipes = early, birth, bound, tuple(streams[::2])
         system.hide()
         kernel = self._kernel
         self._tell({"kernel": self._pid, "warden": os.getpid(), "how": kernel.how, "note": kernel.note})
@@ -316,6 +317,13 @@ class Warden:
             return
         os.close(self._early_end)
         self._early_end = -1
+
+    def _take_bound(self) -> None:
+        """Tell the host that the kernel waits for its start, if that is what has happened."""
+        if os.read(self._bound_end, 1):
+            self._tell({"bound": True})
+        os.close(self._bound_end)
+        self._bound_end = -1
 
     def _write_birth(self) -> None:
         try:

@@ -16,7 +16,7 @@ from pathlib import Path
 DIRECTORY = globals().get("DIRECTORY", "")
 LINGER = str(Path(__file__).with_name("linger.py"))
 POOLED = "import runpy, sys; sys.argv[1:] = {!r}; runpy.run_path({!r}, run_name='__main__')"
-pools = []
+kept: list[object] = []
 
 
 def command(kind: str) -> list[str]:
@@ -54,13 +54,13 @@ def on_a_terminal() -> None:
     if pid == 0:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         os.execv(sys.executable, command("pty"))
-    pools.append(terminal)
+    kept.append(terminal)
 
 
 def pooled(method: str) -> None:
     pool = multiprocessing.get_context(method).Pool(1)
     pool.apply_async(exec, (POOLED.format([DIRECTORY, f"{method} pool"], LINGER),))
-    pools.append(pool)
+    kept.append(pool)
 
 
 KINDS: dict[str, Callable[[], object]] = {

@@ -98,7 +98,7 @@ class Host:
 
     def descriptors(self) -> int:
         """Count what is open."""
-        return psutil.Process().num_fds()
+        return int(psutil.Process().num_fds())
 
     def leave_descriptors(self, count: int | None) -> None:
         """Let this process open *count* more descriptors, or as many as it likes."""
@@ -120,6 +120,14 @@ class Host:
         kernel = psutil.Process(info.pid)
         warden = psutil.Process(kernel.ppid())
         return {"kernel": kernel.pid, "warden": warden.pid, "zygote": warden.ppid()}
+
+    def cookie_of(self, pid: int) -> str:
+        """Tell the mark of a process."""
+        return str(psutil.Process(pid).environ()["HERMES_KERNEL_COOKIE"])
+
+    def sweep(self) -> None:
+        """Do what a host does first: look for what dead ones have left."""
+        BlockingRegistry().close()
 
     def take_number(self, pid: int) -> bool:
         """Kill a process, and have another one with its number; for root, in a pid namespace."""

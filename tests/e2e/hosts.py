@@ -17,11 +17,13 @@ import psutil
 
 from .. import traces
 
+Way = Mapping[str, Any]  # how kernels are made: arguments of Limits
+
 PROGRAM = Path(__file__).with_name("host_program.py")
-FORK = {"start_method": "fork", "spare_kernels": 0}
-SPAWN = {"start_method": "spawn", "spare_kernels": 0}
-SPARE = {"start_method": "fork", "spare_kernels": 1}
-NAMESPACE = {**FORK, "isolation": "namespace", "require_isolation": True}
+FORK: Way = {"start_method": "fork", "spare_kernels": 0}
+SPAWN: Way = {"start_method": "spawn", "spare_kernels": 0}
+SPARE: Way = {"start_method": "fork", "spare_kernels": 1}
+NAMESPACE: Way = {**FORK, "isolation": "namespace", "require_isolation": True}
 NOTHING: Mapping[str, str] = {}
 NAMESPACES = subprocess.run(["unshare", "-Ur", "true"], capture_output=True, check=False).returncode == 0
 
@@ -203,7 +205,7 @@ def new_runtime() -> Iterator[Path]:
 
 @contextmanager
 def host(
-    limits: Mapping[str, Any],
+    limits: Way,
     *,
     before: Sequence[str] = (),
     env: Mapping[str, str] = NOTHING,

@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -41,6 +41,7 @@ from .hosts import (
     SPAWN,
     Family,
     Host,
+    Way,
     all_gone,
     family,
     files_of,
@@ -55,7 +56,6 @@ from .test_cells_queue import HeldCell
 from .test_registry import callers, hold
 
 Make = Callable[..., BlockingRegistry]
-Ways = Mapping[str, Any]
 
 NEEDS_NAMESPACES = pytest.mark.skipif(
     not NAMESPACES, reason="this machine has no user namespaces for this user"
@@ -72,6 +72,7 @@ ISOLATED = pytest.mark.parametrize(
 )
 SECRET = "sk-hold0123456789abcdefghij"
 BOUND = 2.0  # seconds until nothing may be left
+TRIES = int(os.environ.get("HERMES_TEST_SOAK", "10"))  # moments at which a host is killed
 OTHER_UID = 54_322
 SLEEP = "import time; time.sleep(60)"
 HERE = Path(__file__).parent
@@ -87,7 +88,7 @@ def kernel_of(registry: BlockingRegistry, owner: str = "a") -> int:
     return pid
 
 
-def made(make_registry: Make, way: Ways, **limits: Any) -> BlockingRegistry:
+def made(make_registry: Make, way: Way, **limits: Any) -> BlockingRegistry:
     """A registry in which owner a will get its kernel in the way that is wanted: a spare, if that is it."""
     registry = make_registry(limits=Limits(**way, **limits))
     if way["spare_kernels"]:
@@ -104,7 +105,7 @@ def wait_for_spare(registry: BlockingRegistry, owner: str = "z") -> int:
     return spares(zygote, kernels)[0]
 
 
-def ready(one: Host, way: Ways, code: str = "x = 1", **arguments: Any) -> None:
+def ready(one: Host, way: Way, code: str = "x = 1", **arguments: Any) -> None:
     """Give owner a its kernel, in the way that is wanted: a spare, if that is it."""
     if way["spare_kernels"]:
         assert one.cell("1", owner="z")["status"] == "ok"
@@ -145,11 +146,11 @@ def marked(process: psutil.Process) -> bool:
     ids=["first by fork", "second from a spare", "second by spawn"],
 )
 def test_a_host_that_is_killed_while_a_kernel_starts_leaves_nothing_but_files_for_the_next_one(
-    leaves_nothing: None, monkeypatch: pytest.MonkeyPatch, way: Ways, warm: bool
+    leaves_nothing: None, monkeypatch: pytest.MonkeyPatch, way: Way, warm: bool
 ) -> None:
-    """At a dozen moments of a first start, and of one that finds everything prepared."""
+    """At some moments of a first start, and of one that finds everything prepared."""
     longest = 0.05 if way is SPARE else 0.6
-    moments = [longest * (n + random.random()) / 12 for n in range(12)]
+    moments = [longest * (n + random.random()) / TRIES for n in range(TRIES)]
 
     def kill_after(seconds: float, runtime: Path) -> list[psutil.Process]:
         with host(way, runtime=runtime) as one:
@@ -174,7 +175,7 @@ def test_a_host_that_is_killed_while_a_kernel_starts_leaves_nothing_but_files_fo
 
 @BOTH
 def test_a_host_that_is_killed_before_its_first_kernel_is_there_leaves_no_file(
-    leaves_nothing: None, way: Ways
+    leaves_nothing: None, way: Way
 ) -> None:
     """There is a process then that lives on for a moment: it can see to the files."""
     with host(way) as one:
@@ -261,7 +262,7 @@ def test_a_host_that_ends_without_closing_anything_leaves_nothing(leaves_nothing
 
 @WITH_SPARE
 def test_a_host_that_is_killed_takes_its_busy_kernel_and_its_idle_one_with_all_their_children(
-    leaves_nothing: None, tmp_path: Path, way: Ways
+    leaves_nothing: None, tmp_path: Path, way: Way
 ) -> None:
     idle = "import subprocess; child = subprocess.Popen(['sleep', '600']); child.pid"
     busy = """
@@ -324,11 +325,10 @@ def test_a_ctrl_c_for_the_hosts_terminal_does_not_reach_its_kernels(
         assert one.cell("x")["value"] == "1"
 
 
-@BOTH
 def test_a_ctrl_c_for_the_hosts_terminal_does_not_reach_what_is_just_being_started(
-    leaves_nothing: None, way: Ways
+    leaves_nothing: None,
 ) -> None:
-    with host(way) as one:
+    with host(FORK) as one:
         one.tell("handle_interrupts")
         one.tell("begin", code="6 * 7")
         assert traces.eventually(lambda: psutil.Process(one.pid).children(), within=10)
@@ -345,7 +345,7 @@ def test_a_ctrl_c_for_the_hosts_terminal_does_not_reach_what_is_just_being_start
     ids=["SIGINT", "SIGTERM", "SIGHUP"],
 )
 def test_a_host_whose_group_is_told_to_end_leaves_nothing(
-    leaves_nothing: None, way: Ways, signum: signal.Signals
+    leaves_nothing: None, way: Way, signum: signal.Signals
 ) -> None:
     with host(way) as one:
         ready(one, way)
@@ -356,7 +356,7 @@ def test_a_host_whose_group_is_told_to_end_leaves_nothing(
 
 @WITH_SPARE
 def test_a_forked_worker_that_outlives_a_killed_host_does_not_keep_its_kernels(
-    leaves_nothing: None, way: Ways
+    leaves_nothing: None, way: Way
 ) -> None:
     """It has every descriptor of the host: no connection is closed by the death."""
     with host(way) as one:
@@ -385,7 +385,7 @@ def test_a_forked_worker_that_outlives_a_killed_host_does_not_keep_its_kernels(
     ids=["spare", "spawn", "namespace", "told to end"],
 )
 def test_a_warden_that_ends_takes_the_whole_tree_and_the_call_is_told(
-    make_registry: Make, tmp_path: Path, way: Ways, signum: signal.Signals
+    make_registry: Make, tmp_path: Path, way: Way, signum: signal.Signals
 ) -> None:
     registry = made(make_registry, way)
     line, tree = grow(registry, tmp_path / "escapes")
@@ -402,7 +402,7 @@ def test_a_warden_that_ends_takes_the_whole_tree_and_the_call_is_told(
 
 @EVERY_WAY
 def test_a_stopped_warden_does_not_hold_up_the_end_of_a_kernel(
-    make_registry: Make, tmp_path: Path, way: Ways
+    make_registry: Make, tmp_path: Path, way: Way
 ) -> None:
     registry = made(make_registry, way)
     line, tree = grow(registry, tmp_path / "escapes")
@@ -416,7 +416,7 @@ def test_a_stopped_warden_does_not_hold_up_the_end_of_a_kernel(
 
 @EVERY_WAY
 def test_kernels_live_on_without_their_zygote_and_the_next_owner_gets_one(
-    make_registry: Make, way: Ways
+    make_registry: Make, way: Way
 ) -> None:
     registry = made(make_registry, way)
     registry.execute("x = 1", owner="a")
@@ -435,7 +435,7 @@ def test_kernels_live_on_without_their_zygote_and_the_next_owner_gets_one(
 
 @EVERY_WAY
 def test_without_zygote_and_warden_all_that_carries_the_mark_of_the_kernel_is_ended(
-    make_registry: Make, tmp_path: Path, way: Ways
+    make_registry: Make, tmp_path: Path, way: Way
 ) -> None:
     registry = made(make_registry, way)
     line, tree = grow(registry, tmp_path / "escapes")
@@ -456,7 +456,7 @@ def test_without_zygote_and_warden_all_that_carries_the_mark_of_the_kernel_is_en
 
 @BOTH
 def test_a_zygote_that_is_killed_while_it_makes_the_first_kernel_costs_no_call(
-    make_registry: Make, way: Ways
+    make_registry: Make, way: Way
 ) -> None:
     registry = made(make_registry, way)
     with callers(registry, 1) as pool:
@@ -501,7 +501,7 @@ DEATHS = {
 
 
 @EVERY_WAY
-def test_the_end_of_a_kernel_is_told_as_it_was(make_registry: Make, way: Ways) -> None:
+def test_the_end_of_a_kernel_is_told_as_it_was(make_registry: Make, way: Way) -> None:
     registry = made(make_registry, way)
     for code, expected in DEATHS.items():
         imports = "import ctypes, os, signal, sys"
@@ -515,9 +515,8 @@ def test_the_end_of_a_kernel_is_told_as_it_was(make_registry: Make, way: Ways) -
         assert result.stdout == "before\n", code
         still_answers(registry)
     began = time.monotonic()
-    stopped = registry.execute(
-        "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)", owner="a", timeout=0.5
-    )
+    stop = "import os, signal; print('stops', flush=True); os.kill(os.getpid(), signal.SIGSTOP)"
+    stopped = registry.execute(stop, owner="a", timeout=0.5)
     assert time.monotonic() - began < 1.5
     assert stopped.status is CellStatus.TIMED_OUT
     assert still_answers(registry).kernel.lost is Loss.TIMED_OUT
@@ -525,7 +524,7 @@ def test_the_end_of_a_kernel_is_told_as_it_was(make_registry: Make, way: Ways) -
 
 @EVERY_WAY
 def test_a_death_is_seen_at_once_whatever_a_child_in_a_session_of_its_own_keeps_open(
-    make_registry: Make, tmp_path: Path, way: Ways
+    make_registry: Make, tmp_path: Path, way: Way
 ) -> None:
     registry = made(make_registry, way)
     registry.execute("import os, subprocess, sys, time", owner="a")
@@ -549,7 +548,7 @@ os._exit(3)"""
 
 @EVERY_WAY
 def test_a_cell_that_closes_descriptors_ends_its_output_or_its_kernel_and_no_more(
-    make_registry: Make, way: Ways
+    make_registry: Make, way: Way
 ) -> None:
     registry = made(make_registry, way)
     for code in ("import sys; sys.stdout.close()", "import os; [os.close(f) for f in (0, 1, 2)]"):
@@ -565,9 +564,8 @@ def test_a_cell_that_closes_descriptors_ends_its_output_or_its_kernel_and_no_mor
     assert still_answers(registry).kernel.lost is Loss.DIED
 
 
-@BOTH
-def test_an_interrupt_without_a_cell_harms_nobody(make_registry: Make, way: Ways) -> None:
-    registry = made(make_registry, way)
+def test_an_interrupt_without_a_cell_harms_nobody(make_registry: Make) -> None:
+    registry = made(make_registry, FORK)
     registry.execute("x = 1", owner="a")
     line = family(kernel_of(registry))
     for _ in range(3):
@@ -623,7 +621,7 @@ ENDS: dict[str, Callable[[BlockingRegistry], object]] = {
     ids=[*ENDS, "its time is over (spawn)", "it dies (spawn)", "all is closed (spawn)"],
 )
 def test_whatever_a_cell_has_started_is_gone_when(
-    make_registry: Make, tmp_path: Path, end: str, way: Ways
+    make_registry: Make, tmp_path: Path, end: str, way: Way
 ) -> None:
     registry = make_registry(limits=Limits(**way, max_kernels=1))
     line, tree = grow(registry, tmp_path)
@@ -674,11 +672,8 @@ def test_eight_threads_may_end_a_tree_at_once_each_in_its_way(make_registry: Mak
     assert all_gone([*tree, line.warden, line.zygote], within=BOUND)
 
 
-@BOTH
-def test_a_reset_ends_a_daemon_and_an_orphan_whose_pids_a_cell_has_told(
-    make_registry: Make, way: Ways
-) -> None:
-    registry = made(make_registry, way)
+def test_a_reset_ends_a_daemon_and_an_orphan_whose_pids_a_cell_has_told(make_registry: Make) -> None:
+    registry = made(make_registry, SPARE)
     code = """
 import os, subprocess
 pids = [subprocess.Popen(['sleep', '600'], start_new_session=True).pid]
@@ -700,7 +695,7 @@ os.wait()
 
 @EVERY_WAY
 def test_a_forked_copy_that_goes_on_is_nobodys_answer_and_ends_with_the_kernel(
-    make_registry: Make, way: Ways
+    make_registry: Make, way: Way
 ) -> None:
     registry = made(make_registry, way)
     registry.execute("import os", owner="a")
@@ -719,7 +714,7 @@ def test_a_forked_copy_that_goes_on_is_nobodys_answer_and_ends_with_the_kernel(
 
 
 @EVERY_WAY
-def test_orphans_that_end_are_taken_in_while_their_kernel_lives(make_registry: Make, way: Ways) -> None:
+def test_orphans_that_end_are_taken_in_while_their_kernel_lives(make_registry: Make, way: Way) -> None:
     registry = made(make_registry, way)
     code = """
 import os
@@ -741,7 +736,7 @@ for _ in range(100):
 
 
 @EVERY_WAY
-def test_workers_of_a_pool_work_in_each_start_method(make_registry: Make, way: Ways) -> None:
+def test_workers_of_a_pool_work_in_each_start_method(make_registry: Make, way: Way) -> None:
     registry = made(make_registry, way)
     for method in ("fork", "spawn", "forkserver"):
         code = (
@@ -774,7 +769,7 @@ def workers() -> list[psutil.Process]:
 
 @BOTH
 def test_what_a_leftover_writes_in_the_shape_of_an_answer_is_nobodys_answer(
-    make_registry: Make, way: Ways
+    make_registry: Make, way: Way
 ) -> None:
     registry = made(make_registry, way)
     forge = """
@@ -823,7 +818,7 @@ join(), os.wait()[1]"""
 
 @EVERY_WAY
 def test_what_stands_above_a_kernel_shows_no_secret_of_its_host(
-    make_registry: Make, monkeypatch: pytest.MonkeyPatch, way: Ways
+    make_registry: Make, monkeypatch: pytest.MonkeyPatch, way: Way
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", SECRET)
     registry = made(make_registry, way)
@@ -927,7 +922,7 @@ child.wait(5)"""
 @NEEDS_NAMESPACES
 @ISOLATED
 def test_a_kernel_in_a_namespace_does_all_that_one_outside_does(
-    make_registry: Make, tmp_path: Path, way: Ways
+    make_registry: Make, tmp_path: Path, way: Way
 ) -> None:
     registry = made(make_registry, way, interrupt_grace=5)
 
@@ -966,8 +961,8 @@ def test_where_namespaces_are_denied_a_kernel_that_needs_one_does_not_start_and_
     before = (sys.executable, str(CONTAINMENT / "denied.py"), "unshare")
     limits = {"start_method": method, "spare_kernels": 0, "isolation": "namespace"}
     with host({**limits, "require_isolation": True}, before=before) as one:
-        for _ in range(2):
-            answer = one.cell("1")
+        for owner in "ab":
+            answer = one.cell("1", owner=owner)
             assert answer["raised"] == "KernelStartError"
             first = answer["text"].splitlines()[0]
             assert "isolation 'namespace' is not available here" in first
@@ -1011,11 +1006,8 @@ def test_a_kernel_lives_on_when_the_thread_that_asked_for_it_is_gone(make_regist
         registry.close()
 
 
-@BOTH
-def test_kernels_of_an_asyncio_registry_outlive_the_loop_that_asked_for_them(
-    leaves_nothing: None, way: Ways
-) -> None:
-    registry = KernelRegistry(limits=Limits(**way))
+def test_kernels_of_an_asyncio_registry_outlive_the_loop_that_asked_for_them(leaves_nothing: None) -> None:
+    registry = KernelRegistry(limits=Limits(**SPARE))
     asyncio.run(registry.execute("x = 1", owner="a"))
     assert asyncio.run(registry.execute("x", owner="a")).value == "1"
     asyncio.run(registry.close())
@@ -1050,9 +1042,8 @@ def test_a_host_without_descriptors_has_a_clear_error_no_leak_and_a_kernel_when_
 
 
 @NEEDS_ROOT
-@BOTH
 def test_a_user_without_processes_has_a_clear_error_and_a_kernel_when_it_may_have_some(
-    leaves_nothing: None, way: Ways
+    leaves_nothing: None,
 ) -> None:
     before = ("unshare", "-m", sys.executable, str(CONTAINMENT / "unprivileged.py"), str(OTHER_UID))
 
@@ -1060,7 +1051,7 @@ def test_a_user_without_processes_has_a_clear_error_and_a_kernel_when_it_may_hav
         for path in (runtime, runtime / "tmp"):
             os.chown(path, OTHER_UID, OTHER_UID)
 
-    with host(way, before=before, prepare=give_away) as one:
+    with host(FORK, before=before, prepare=give_away) as one:
         assert one.cell("1", owner="first")["status"] == "ok"
         zygote = one.family("first").zygote
         tasks = sum(p.num_threads() for p in psutil.process_iter() if p.uids().real == OTHER_UID)
@@ -1089,7 +1080,7 @@ def test_a_user_without_processes_has_a_clear_error_and_a_kernel_when_it_may_hav
 
 @BOTH
 def test_a_kernel_that_hangs_in_what_it_loads_is_given_up_in_time(
-    make_registry: Make, monkeypatch: pytest.MonkeyPatch, way: Ways
+    make_registry: Make, monkeypatch: pytest.MonkeyPatch, way: Way
 ) -> None:
     registry = made(make_registry, way, start_timeout=1)
     monkeypatch.setenv("PYTHONPATH", str(HERE / "asleep"))
@@ -1103,7 +1094,7 @@ def test_a_kernel_that_hangs_in_what_it_loads_is_given_up_in_time(
 
 @BOTH
 def test_a_kernel_that_ends_in_what_it_loads_is_an_error_at_once_with_its_last_words(
-    make_registry: Make, monkeypatch: pytest.MonkeyPatch, way: Ways
+    make_registry: Make, monkeypatch: pytest.MonkeyPatch, way: Way
 ) -> None:
     registry = made(make_registry, way)
     monkeypatch.setenv("PYTHONPATH", str(HERE / "dying"))
@@ -1118,7 +1109,7 @@ def test_a_kernel_that_ends_in_what_it_loads_is_an_error_at_once_with_its_last_w
 
 @EVERY_WAY
 def test_a_cell_that_wants_more_memory_than_there_is_gets_an_error_and_its_kernel_lives(
-    make_registry: Make, way: Ways
+    make_registry: Make, way: Way
 ) -> None:
     registry = made(make_registry, way, memory_limit=512 * 1024 * 1024)
     registry.execute("x = 1", owner="z")
@@ -1136,7 +1127,7 @@ def test_a_cell_that_wants_more_memory_than_there_is_gets_an_error_and_its_kerne
 
 @BOTH
 def test_a_kernel_itself_takes_little_of_the_memory_that_its_cells_may_have(
-    make_registry: Make, way: Ways
+    make_registry: Make, way: Way
 ) -> None:
     registry = made(make_registry, way, memory_limit=512 * 1024 * 1024)
     assert registry.execute("len(bytearray(256 * 1024 * 1024))", owner="a").value == str(256 * 1024 * 1024)
@@ -1144,7 +1135,7 @@ def test_a_kernel_itself_takes_little_of_the_memory_that_its_cells_may_have(
 
 @EVERY_WAY
 def test_a_cell_that_writes_too_large_a_file_gets_an_error_and_its_kernel_lives(
-    make_registry: Make, way: Ways
+    make_registry: Make, way: Way
 ) -> None:
     registry = made(make_registry, way)
     code = """
@@ -1288,7 +1279,7 @@ def test_a_kernel_sees_the_same_environment_however_it_is_made(
 
 
 @pytest.mark.parametrize("way", [FORK, SPARE], ids=["fork", "spare"])
-def test_kernels_of_one_zygote_share_no_chance(make_registry: Make, way: Ways) -> None:
+def test_kernels_of_one_zygote_share_no_chance(make_registry: Make, way: Way) -> None:
     registry = made(make_registry, way, max_kernels=9)
     code = """
 import multiprocessing, os, random, tempfile, uuid
