@@ -62,8 +62,12 @@ class KernelConnection:
         self._seen: OrderedDict[bytes, None] = OrderedDict()
         self._sockets: dict[str, zmq.Socket[Any]] = {}
         self._monitors: dict[str, zmq.Socket[Any]] = {}
-        for channel, kind in _CHANNELS.items():
-            self._connect(context, channel, kind, _address(info, channel))
+        try:
+            for channel, kind in _CHANNELS.items():
+                self._connect(context, channel, kind, _address(info, channel))
+        except BaseException:
+            self.close()
+            raise
 
     def send(self, channel: str, message_type: str, content: dict[str, Any], metadata: dict[str, Any]) -> str:
         """Send a request without ever blocking; return its msg_id.
@@ -95,12 +99,11 @@ class KernelConnection:
                 pass
 
     def _connect(self, context: "zmq.Context[Any]", channel: str, kind: int, address: str) -> None:
-        socket = context.socket(kind)
+        socket = self._sockets[channel] = context.socket(kind)
         socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE)
         if kind == zmq.DEALER:
             socket.setsockopt(zmq.IDENTITY, self.session.bsession)
-        monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-        self._sockets[channel], self._monitors[channel] = socket, monitor
+        monitor = self._monitors[channel] = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._loop.add_reader(_descriptor(monitor), self._read_monitor, channel)
         self._loop.add_reader(_descriptor(socket), self._read, channel)
         if kind == zmq.SUB:

@@ -23,7 +23,7 @@ from .launch import Ended, Interpreter, KernelExit, KernelHandle, Launched, Laun
 from .launchclass import Program, launch_class, start_variables
 from .marked import MARK, end_marked
 from .staging import LOG_TAIL, Staging, StagingError, remove_trees
-from .sweep import sweep
+from .sweep import remove_retired, sweep
 from .tree import IsolationRefusedError, ProcessTree, Seat, TreeSpec, make_trees
 from .warden import WardenGoneError
 from .zygote import KERNEL_MODULE, LAUNCHER, start_ticks
@@ -157,6 +157,7 @@ class LocalLauncher:
         """End every kernel, and wait for the removal of what they have left."""
         await asyncio.gather(*(self.end(handle, timeout=KILL_TIMEOUT) for handle in list(self._kernels)))
         await self._trees.close()
+        self._in_background(remove_retired)
         if self._removals:
             await asyncio.wait(self._removals, timeout=CLOSE_TIMEOUT)
 

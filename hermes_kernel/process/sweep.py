@@ -1,5 +1,6 @@
 """Removes what dead hosts have left: the processes and directories of kernels whose lease nobody holds."""
 
+import contextlib
 import logging
 import re
 
@@ -48,5 +49,11 @@ def sweep() -> int:
         else:
             one.close()  # the next sweep tries again
         remove_trees(remains)
-    remove_trees(entry for entry in base.iterdir() if _RETIRED.fullmatch(entry.name))
+    remove_retired()
     return len(dead)
+
+
+def remove_retired() -> None:
+    """Remove what was moved out of the way and could not be removed then."""
+    with contextlib.suppress(StagingError, FileNotFoundError):
+        remove_trees([entry for entry in runtime_base().iterdir() if _RETIRED.fullmatch(entry.name)])

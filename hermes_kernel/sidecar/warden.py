@@ -87,19 +87,25 @@ class Warden:
             self._tell({"ended": clean, "seconds": round(time.monotonic() - began, 4)})
             self._send_rest()
             if self._events.host.is_gone():
+                self._note_remains()
                 remove(self._remains)
 
     def _connect(self) -> bool:
-        """Wait for the connection to the host; return whether there is one."""
-        while not self._events.is_over:
-            if self._events.wait([self._source]):
+        """Wait for the connection to the host; return whether there is one.
+
+        It may have come before the host died: what that has said is to be done.
+        """
+        while True:
+            is_over = self._events.is_over
+            if self._events.wait([self._source], timeout=0 if is_over else None):
                 _, connections = receive(self._source, 1)
                 os.close(self._source)
                 if connections:
                     self._control = connections[0]
                     os.set_blocking(self._control, False)
                 return bool(connections)
-        return False
+            if is_over:
+                return False
 
     def _serve(self) -> None:
         prepared = False
@@ -122,6 +128,16 @@ class Warden:
                 elif "end" in line:
                     return
             self._wait()
+
+    def _note_remains(self) -> None:
+        """Find what the host has said and nobody has read, because it was gone by then."""
+        while not self._host_has_left:
+            before = self._received
+            self._receive()
+            for line in self._lines():
+                self._remains = line.get("remains", self._remains)
+            if self._received == before:
+                return
 
     def _is_over(self) -> bool:
         return self._events.is_over or self._host_has_left or self._status is not None

@@ -142,7 +142,12 @@ class Zygote:
             self._wardens.discard(pid)
 
     def _end(self) -> None:
-        """See the wardens out, and end what is left then."""
+        """See the wardens out, and end what is left then.
+
+        What the host had asked for before it died has a warden, too: its files are to be removed.
+        """
+        while not self._host_has_left and self._events.wait([self._control], timeout=0):
+            self._receive()
         if self._next is not None:
             self._next.close()  # which ends the one that waits
         for warden in self._wardens:

@@ -72,7 +72,7 @@ ISOLATED = pytest.mark.parametrize(
 )
 SECRET = "sk-hold0123456789abcdefghij"
 BOUND = 2.0  # seconds until nothing may be left
-TRIES = int(os.environ.get("HERMES_TEST_SOAK", "10"))  # moments at which a host is killed
+TRIES = int(os.environ.get("HERMES_TEST_SOAK") or 10)  # moments at which a host is killed
 OTHER_UID = 54_322
 SLEEP = "import time; time.sleep(60)"
 HERE = Path(__file__).parent
