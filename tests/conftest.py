@@ -1,3 +1,4 @@
+import dataclasses
 import gc
 import os
 import shutil
@@ -10,9 +11,12 @@ import hypothesis
 import pytest
 from jupyter_core.utils import ensure_event_loop
 
-from hermes_kernel import BlockingRegistry
+from hermes_kernel import BlockingRegistry, Limits
 
 from . import traces
+
+START_METHOD = os.environ.get("HERMES_TEST_START_METHOD", "")
+"""How the kernels of a test's registry are made where the test does not say it."""
 
 # A busy machine is no failure of ours: no example has a time limit.
 hypothesis.settings.register_profile(
@@ -63,6 +67,10 @@ def make_registry(leaves_nothing: None) -> Iterator[Callable[..., BlockingRegist
     made: list[BlockingRegistry] = []
 
     def make(**arguments: object) -> BlockingRegistry:
+        limits = arguments.get("limits") or Limits()
+        assert isinstance(limits, Limits)
+        if START_METHOD and limits.start_method == "auto":
+            arguments["limits"] = dataclasses.replace(limits, start_method=START_METHOD)
         registry = BlockingRegistry(**arguments)  # type: ignore[arg-type]
         made.append(registry)
         return registry

@@ -1,0 +1,57 @@
+"""Kernels made in every way and ended in every way, again and again: nothing piles up."""
+
+import os
+import random
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from hermes_kernel import BlockingRegistry, Limits
+
+from .. import traces
+
+CYCLES = 40  # for each way
+ESCAPE = """
+import os, subprocess
+children = [subprocess.Popen(["sleep", "300"], start_new_session=bool(n % 2)) for n in range(3)]
+if os.fork() == 0:
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    os.execvp("sleep", ["sleep", "300"])
+"""
+ENDS: dict[str, Callable[[BlockingRegistry], object]] = {
+    "closed": lambda registry: registry.close_owner("a"),
+    "exits": lambda registry: registry.execute("import sys; sys.exit(3)", owner="a"),
+    "dies": lambda registry: registry.execute("import os; os._exit(5)", owner="a"),
+    "killed": lambda registry: os.kill(registry.kernels()[0].pid or 0, signal.SIGKILL),
+    "timed out": lambda registry: registry.execute("import time; time.sleep(60)", owner="a", timeout=0.05),
+    "reset": lambda registry: registry.execute("1", owner="a", reset=True),
+}
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(("start_method", "spares"), [("fork", 0), ("spawn", 0), ("auto", 1)])
+def test_kernels_that_come_and_go_leave_no_process_file_descriptor_or_thread(
+    make_registry: Callable[..., BlockingRegistry], start_method: str, spares: int
+) -> None:
+    registry = make_registry(limits=Limits(start_method=start_method, spare_kernels=spares))
+    dice = random.Random(start_method)
+
+    def cycle(end: str) -> None:
+        assert registry.execute(ESCAPE, owner="a").status.value == "ok"
+        ENDS[end](registry)
+
+    for end in ENDS:
+        cycle(end)
+    registry.close_owner("a")
+    assert traces.eventually(lambda: registry.stats()["spares"] == spares)
+    fds, threads = traces.descriptors(), traces.threads()
+    for _ in range(CYCLES):
+        cycle(dice.choice(list(ENDS)))
+    registry.close_owner("a")
+    assert traces.eventually(lambda: registry.stats()["spares"] == spares)
+    assert traces.eventually(lambda: traces.descriptors() <= fds), (fds, traces.descriptors())
+    assert traces.eventually(lambda: traces.threads() <= threads), traces.threads() - threads
+    assert not registry.kernels()
