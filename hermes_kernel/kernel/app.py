@@ -37,7 +37,6 @@ CHANNELS = ("shell", "iopub", "stdin", "control", "hb")
 
 
 M_ARENA_MAX = -8  # of malloc.h
-HEARTBEAT_DELAY = 0.1  # seconds
 
 
 class NoShellChannelThread:
@@ -120,8 +119,7 @@ class HermesKernelApp(IPKernelApp):
         self.session.pid = os.getpid()
         self.kernel.ident = str(uuid.uuid4())
         self.init_sockets()
-        if not self.hb_port:  # it must be in the connection file
-            self.init_heartbeat()
+        self.init_heartbeat()
         self.init_io()
         self.init_signal()
         self._bind_kernel()
@@ -156,9 +154,6 @@ class HermesKernelApp(IPKernelApp):
         self._configure_kernel()
         self.init_code()
         sys.stdout.flush()
-        if self.heartbeat is None:  # its thread takes its time to start, and nobody's first cell waits for it
-            loop = self.control_thread.io_loop
-            loop.add_callback(loop.call_later, HEARTBEAT_DELAY, self.init_heartbeat)
 
     def _bind_to_process(self) -> None:
         here = os.environ.get("IPYTHONDIR")

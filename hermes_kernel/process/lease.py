@@ -97,8 +97,10 @@ def read(path: Path) -> dict[str, Any]:
     """Return what a lease's file holds, nothing if it is no record. A cell may have written it."""
     try:
         descriptor = os.open(path, os.O_RDONLY | SAFELY)
-        with open(descriptor, encoding="utf-8") as file:
-            record = json.loads(file.read(MAX_RECORD))
+        try:
+            record = json.loads(os.read(descriptor, MAX_RECORD))
+        finally:
+            os.close(descriptor)
     except (OSError, ValueError, RecursionError):
         return {}
     return record if isinstance(record, dict) else {}

@@ -44,7 +44,7 @@ class Zygote:
         self._kernel = kernel
         self._events = Events(host)
         self._wardens: set[int] = set()
-        self._next: socket.socket | None = None  # to a warden that waits for its connection
+        self._next: int | None = None  # to a warden that waits for its connection
         self._host_has_left = False
 
     @property
@@ -87,12 +87,13 @@ class Zygote:
             warden, self._next = self._next, None
             if warden is None:
                 break
-            with warden:
-                try:
-                    socket.send_fds(warden, [b"w"], [connection])
-                    return
-                except ConnectionError:  # somebody has killed it while it waited
-                    continue
+            try:
+                send(warden, connection)
+                return
+            except ConnectionError:  # somebody has killed it while it waited
+                continue
+            finally:
+                os.close(warden)
         raise OSError(errno.ECHILD, "wardens do not live")
 
     def _make_next(self) -> None:
@@ -104,12 +105,17 @@ class Zygote:
                 return
 
     def _fork(self) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
+        ours, theirs = pair()  # numbers: a socket object would be one of the kernel's, too
+        try:
             pid = os.fork()
             if pid == 0:
-                ours.close()
-                self._become_warden(theirs.detach())
+                os.close(ours)
+                self._become_warden(theirs)
+        except OSError:
+            os.close(ours)
+            raise
+        finally:
+            os.close(theirs)
         self._wardens.add(pid)
         self._next = ours
 
@@ -149,7 +155,7 @@ class Zygote:
         while not self._host_has_left and self._events.wait([self._control], timeout=0):
             self._receive()
         if self._next is not None:
-            self._next.close()  # which ends the one that waits
+            os.close(self._next)  # which ends the one that waits
         for warden in self._wardens:
             os.kill(warden, signal.SIGCONT)  # a cell may have stopped it
             if self._events.told_to_end:
@@ -164,6 +170,21 @@ class Zygote:
                 deadline = time.monotonic() + WARDENS_END
             self._clean()
         end_tree(self._events, self._reap)
+
+
+def pair() -> tuple[int, int]:
+    """Return the descriptors of two connected sockets; raises OSError."""
+    one, other = socket.socketpair()
+    return one.detach(), other.detach()
+
+
+def send(place: int, descriptor: int) -> None:
+    """Send one byte and a descriptor over a socket; raises OSError."""
+    connection = socket.socket(fileno=place)
+    try:
+        socket.send_fds(connection, [b"w"], [descriptor])
+    finally:
+        connection.detach()
 
 
 def refuse(connection: int, error: OSError) -> None:

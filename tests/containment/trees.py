@@ -12,8 +12,8 @@ import sys
 import time
 
 LIFE = 15.0
-RACERS = 16
-BOMB = 100
+RACERS = 4
+BOMB = 40
 _SLOT = struct.Struct("<I")
 
 

@@ -285,7 +285,7 @@ def own_runtime() -> Iterator[Path]:
     yield directory
     for process in traces_of(directory):
         process.kill()
-    shutil.rmtree(directory)
+    shutil.rmtree(directory, ignore_errors=True)  # the wardens of a killed server remove, too
 
 
 def is_gone(process: psutil.Process) -> bool:

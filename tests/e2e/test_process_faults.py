@@ -223,6 +223,8 @@ def test_a_host_that_dies_before_its_kernel_can_hear_of_it_has_no_kernel(
     with HeldKernels(tmp_path) as held, host(FORK, env=held.env) as one:
         one.tell("begin", code="1")
         kernel = held.next()
+        # What it is to be may have been said already: then it would begin.
+        traces.eventually(lambda: [*one.runtime.glob("hermes-kernel/*/session.json")], within=1)
         line = family(kernel, one.pid)
         line.zygote.suspend()
         for process in (line.warden, line.zygote, psutil.Process(one.pid)):
@@ -333,8 +335,12 @@ def test_a_ctrl_c_for_the_hosts_terminal_does_not_reach_what_is_just_being_start
         one.tell("begin", code="6 * 7")
         assert traces.eventually(lambda: psutil.Process(one.pid).children(), within=10)
         started = psutil.Process(one.pid).children()
-        while one.tell("kernels") == [] or one.tell("kernels")[0]["state"] == "starting":
+
+        def interrupt_until_it_is_up() -> bool:
             os.killpg(one.pid, signal.SIGINT)
+            return any(info["state"] != "starting" for info in one.tell("kernels"))
+
+        assert traces.eventually(interrupt_until_it_is_up, within=10)
         assert one.tell("join")["value"] == "42"
         assert psutil.Process(one.pid).children() == started
 
@@ -1279,7 +1285,10 @@ def test_a_kernel_sees_the_same_environment_however_it_is_made(
 
 
 @pytest.mark.parametrize("way", [FORK, SPARE], ids=["fork", "spare"])
-def test_kernels_of_one_zygote_share_no_chance(make_registry: Make, way: Way) -> None:
+def test_kernels_of_one_zygote_share_no_chance(
+    make_registry: Make, monkeypatch: pytest.MonkeyPatch, way: Way
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(HERE / "early"))
     registry = made(make_registry, way, max_kernels=9)
     code = """
 import multiprocessing, os, random, tempfile, uuid

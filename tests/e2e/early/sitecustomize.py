@@ -1,6 +1,7 @@
 """On the path of a Python: asks for what is looked up once, before the kernel is forked."""
 
 import locale
+import multiprocessing
 import os
 import random
 import tempfile
@@ -10,4 +11,5 @@ tempfile.gettempdir()
 time.localtime()
 os.path.expanduser("~")
 locale.getlocale()
+multiprocessing.current_process()
 random.random()
