@@ -68,8 +68,7 @@ def make_registry(leaves_nothing: None) -> Iterator[Callable[..., BlockingRegist
 
     def make(**arguments: object) -> BlockingRegistry:
         limits = arguments.get("limits") or Limits()
-        assert isinstance(limits, Limits)
-        if START_METHOD and limits.start_method == "auto":
+        if START_METHOD and isinstance(limits, Limits) and limits.start_method == "auto":
             arguments["limits"] = dataclasses.replace(limits, start_method=START_METHOD)
         registry = BlockingRegistry(**arguments)  # type: ignore[arg-type]
         made.append(registry)

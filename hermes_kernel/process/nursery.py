@@ -12,7 +12,7 @@ from ..errors import HermesKernelError
 from .launchclass import LaunchClass, Program, ZygoteClass
 from .staging import Staging, StagingError
 from .tree import Seat
-from .warden import WardenedTree
+from .warden import WardenedTree, WardenGoneError
 from .zygote import Zygote, bare_program
 
 MAX_FORKING = 2  # zygotes that have a kernel in their memory
@@ -99,7 +99,7 @@ class Nursery:
     async def _new_seat(
         self, kind: LaunchClass, program: Program, kernel_id: str, *, binds: bool, waits: bool = False
     ) -> "NurserySeat":
-        """Fork a kernel that waits for its start; a zygote that has ended is replaced, once."""
+        """Fork a kernel that waits for its start. Raises WardenGoneError if there was nothing to fork of."""
         staging = Staging.create(kernel_id, socket_dir=kind.socket_dir)
         terms = {
             "isolation": kind.isolation,
@@ -112,10 +112,9 @@ class Nursery:
             zygote = self._zygote(kind.zygote, program)
             try:
                 tree = zygote.fork()
-            except ConnectionError:  # it has ended, and nobody has noticed
+            except WardenGoneError:  # the zygote has ended, and nobody has noticed
                 self._retire(zygote)
-                zygote = self._zygote(kind.zygote, program)
-                tree = zygote.fork()
+                raise
             await tree.prepare(terms, staging.remains)
         except BaseException:
             if tree is not None:

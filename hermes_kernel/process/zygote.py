@@ -18,7 +18,7 @@ from ..sidecar.system import system
 from .launchclass import Program, ZygoteClass
 from .marked import MARK, end_marked
 from .staging import Staging, remove_trees
-from .warden import WardenedTree
+from .warden import WardenedTree, WardenGoneError
 
 KERNEL_MODULE = "hermes_kernel.kernel.app"
 PREPARED_MODULE = "hermes_kernel.kernel.prepared"
@@ -70,12 +70,15 @@ class Zygote:
         return self._process.returncode is not None
 
     def fork(self) -> WardenedTree:
-        """Have a warden forked; raises OSError if there is none to do it."""
+        """Have a warden forked; raises OSError, WardenGoneError if the process has ended."""
         ours, theirs = socket.socketpair()
         try:
             with theirs:
                 socket.send_fds(self._control, [b"f"], [theirs.fileno()])
             tree = WardenedTree(ours)
+        except ConnectionError as error:
+            ours.close()
+            raise WardenGoneError(error.errno, "the zygote is gone") from error
         except BaseException:
             ours.close()
             raise
