@@ -151,11 +151,7 @@ def memory() -> dict[str, float]:
         for number in range(AT_ONCE):
             registry.execute("1 + 1", owner=f"{number}")
         ours = _pss_of_children()
-    with BlockingRegistry(limits=Limits(max_kernels=1)) as registry:
-        registry.execute("1 + 1", owner="0")
-        without = _pss_of_children()
-        _wait_for_spare(registry)
-        one_spare = _pss_of_children() - without
+    one, with_spare = (_memory_of_one(spares=spares) for spares in (0, 1))
     kernels = [start_new_kernel(kernel_name="python3") for _ in range(AT_ONCE)]
     for _, client in kernels:
         client.execute_interactive("1 + 1", output_hook=lambda _: None, allow_stdin=False)
@@ -163,7 +159,15 @@ def memory() -> dict[str, float]:
     for manager, client in kernels:
         client.stop_channels()
         manager.shutdown_kernel(now=True)
-    return {"ours": ours, "a spare": one_spare, "stock": stock, "ratio": ours / stock}
+    return {"ours": ours, "a spare": with_spare - one, "stock": stock, "ratio": ours / stock}
+
+
+def _memory_of_one(*, spares: int) -> float:
+    with BlockingRegistry(limits=Limits(spare_kernels=spares, max_kernels=1)) as registry:
+        registry.execute("1 + 1", owner="0")
+        if spares:
+            _wait_for_spare(registry)
+        return _pss_of_children()
 
 
 def cycles(number: int) -> dict[str, float]:

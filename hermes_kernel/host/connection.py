@@ -35,7 +35,8 @@ class KernelConnection:
     """The shell, IOPub and control channels of one kernel.
 
     *receive* is called with the name of the channel and each well-formed message; *disconnected* with the
-    name of a channel whose other end has gone; *unreadable* for each message that is none.
+    name of a channel whose other end has gone; *unreadable* for each message that is none. *reconnect*:
+    milliseconds after which a socket that connects before the kernel has bound tries again.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class KernelConnection:
         info: Mapping[str, Any],
         *,
         owner_secret: str,
+        reconnect: int,
         receive: Receive,
         disconnected: Callable[[str], None],
         unreadable: Callable[[], None],
@@ -52,6 +54,7 @@ class KernelConnection:
         self._receive = receive
         self._disconnected = disconnected
         self._unreadable = unreadable
+        self._reconnect = reconnect
         self.session = OwnerSession(
             owner_secret=owner_secret,
             key=info["key"].encode(),
@@ -101,6 +104,7 @@ class KernelConnection:
     def _connect(self, context: "zmq.Context[Any]", channel: str, kind: int, address: str) -> None:
         socket = self._sockets[channel] = context.socket(kind)
         socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE)
+        socket.setsockopt(zmq.RECONNECT_IVL, self._reconnect)
         if kind == zmq.DEALER:
             socket.setsockopt(zmq.IDENTITY, self.session.bsession)
         monitor = self._monitors[channel] = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)

@@ -158,6 +158,7 @@ class OwnedKernels:
         queue_deadline = math.inf if times.queue_timeout is None else began + times.queue_timeout
         start_budget = times.start_timeout
         reset = call.reset
+        session: KernelSession | None = None
         for _ in range(MAX_ATTEMPTS):
             status = cut.status or (CellStatus.INTERRUPTED if self._closing else None)
             if status is not None:
@@ -198,10 +199,11 @@ class OwnedKernels:
                     kernel.queue.leave()
             finally:
                 self._release(kernel)
-        raise KernelStartError(
+        what = (
             f"the kernel ended {MAX_ATTEMPTS} times before the code could be run; it was not run. "
             "Look at what its bootstrap code and its interpreter do at the start"
         )
+        raise KernelStartError(what) if session is None else session.start_error(what)
 
     async def _run(
         self, call: Call, cut: Cut, record: KernelRecord, session: KernelSession, queue_deadline: float

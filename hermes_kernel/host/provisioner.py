@@ -93,9 +93,9 @@ class HermesProvisioner(LocalProvisioner):
             raise ConfigError(
                 f"unknown option {', '.join(unknown)}: a kernel takes {', '.join(sorted(ALLOWED))}"
             )
-        env = kwargs.get("env")
-        kwargs["env"] = self._scrub(environment_now() if env is None else _checked_env(env))
-        if self.terms is None:
+        terms, env = self.terms, kwargs.get("env")
+        kwargs["env"] = _scrub(environment_now() if env is None else _checked_env(env), terms)
+        if terms is None:
             return await super().pre_launch(**kwargs)
         return await KernelProvisionerBase.pre_launch(self, cmd=[], **kwargs)
 
@@ -110,7 +110,7 @@ class HermesProvisioner(LocalProvisioner):
             python=terms.python,
             session_key=self._session_key.decode(),
             cwd=_cwd(kwargs.get("cwd"), private=terms.private_cwd),
-            env=self._scrub(kwargs["env"]),
+            env=_scrub(kwargs["env"], terms),
             env_policy=terms.env_policy,
             options=terms.options,
             extra_arguments=tuple(kwargs.get("extra_arguments") or ()),
@@ -190,10 +190,6 @@ class HermesProvisioner(LocalProvisioner):
             connection={key: _text(value) for key, value in self.connection_info.items()},
         )
 
-    def _scrub(self, env: Mapping[str, str]) -> dict[str, str]:
-        policy = EnvPolicy() if self.terms is None else self.terms.env_policy
-        return scrub(env, platform=sys.platform, policy=policy)
-
     async def _end(self) -> None:
         if self._launched is None or self._launcher is None:
             return
@@ -201,6 +197,11 @@ class HermesProvisioner(LocalProvisioner):
             await self._launcher.end(self._launched.handle, timeout=KILL_TIMEOUT)
         except SupervisorClosedError:  # closing it has ended everything
             self._is_process_open = False
+
+
+def _scrub(env: Mapping[str, str], terms: LaunchTerms | None) -> dict[str, str]:
+    policy = EnvPolicy() if terms is None else terms.env_policy
+    return scrub(env, platform=sys.platform, policy=policy)
 
 
 def _cwd(given: str | os.PathLike[str] | None, *, private: bool) -> str | None:

@@ -33,6 +33,9 @@ MAX_ANOMALIES = 100  # unreadable or forged messages before the kernel is given 
 MAX_LOGGED = 5  # of them that are worth a line in the log
 REJECTED = "The kernel was ended: it sent too many messages that no kernel sends."
 ASK_AGAIN = 0.2  # seconds without a message on IOPub until the kernel is asked once more
+RECONNECT = 5  # milliseconds; a kernel takes its time to start
+RECONNECT_FORKED = 1  # one that is a fork is about to have its sockets
+LOG_TAIL = 4096  # characters of what a kernel wrote before it could serve
 PROBE = "None"
 HELP = "`hermes-kernel doctor` shows what is wrong"
 
@@ -85,7 +88,7 @@ class KernelSession:
         self._settled: str | None = None
         self._asked: set[str] = set()
         self._subscribed = False
-        self._answered = False
+        self._answered = launched.greets
         self._degraded: str | None = None
         self._gone_channels: set[str] = set()
         self._changed = asyncio.Event()
@@ -99,6 +102,7 @@ class KernelSession:
             supervisor.zmq_context,
             launched.connection,
             owner_secret=owner_secret,
+            reconnect=RECONNECT_FORKED if launched.greets else RECONNECT,
             receive=self._receive,
             disconnected=self._on_disconnect,
             unreadable=self._count_anomaly,
@@ -110,7 +114,7 @@ class KernelSession:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the kernel has answered."""
+        """Whether cells can be sent to the kernel, and we are told what they do."""
         return self._subscribed and self._answered
 
     def on_end(self, callback: Callable[[], None]) -> None:
@@ -128,7 +132,7 @@ class KernelSession:
 
         Raises KernelStartError if it ends before, or does not answer until *deadline* (loop time).
         """
-        ask_again = -math.inf
+        ask_again = self._loop.time() + ASK_AGAIN if self._launched.greets else -math.inf
         while not self.is_ready:
             # A subscription that came after the first answer misses its status: ask for another one.
             if self._loop.time() >= ask_again and (self._answered or not self._asked):
@@ -445,10 +449,13 @@ class KernelSession:
             self._gone_channels.add(channel)
         self._changed.set()
 
+    def start_error(self, what: str) -> KernelStartError:
+        """Return *what* was wrong with the start of this kernel, with what it has left if it has ended."""
+        return self._start_error(what, self._exit.result() if self._exit.done() else None)
+
     def _start_error(self, what: str, ended: KernelExit | None) -> KernelStartError:
-        return KernelStartError(
-            what,
-            argv=self._launched.argv,
-            exit_code=None if ended is None else ended.exit_code,
-            log_tail="" if ended is None else ended.log_tail,
-        )
+        if ended is None:
+            return KernelStartError(what, argv=self._launched.argv)
+        said = (ended.stderr.rest + ended.stderr.undrained).decode("utf-8", "backslashreplace")
+        log_tail = "\n".join(part for part in (ended.log_tail, said[-LOG_TAIL:].strip()) if part)
+        return KernelStartError(what, argv=self._launched.argv, exit_code=ended.exit_code, log_tail=log_tail)

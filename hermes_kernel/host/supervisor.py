@@ -23,9 +23,8 @@ T = TypeVar("T")
 
 CLOSE_TIMEOUT = 10.0  # seconds for everything that the thread has to end
 MAX_SOCKETS = 16_383  # of the ZeroMQ context: five a kernel and their monitors
-RECONNECT_MS = 5  # a socket that connects before the kernel has bound tries again after this
 
-SOCKET_OPTIONS = {zmq.RCVHWM: 0, zmq.SNDHWM: 0, zmq.LINGER: 0, zmq.RECONNECT_IVL: RECONNECT_MS}
+SOCKET_OPTIONS = {zmq.RCVHWM: 0, zmq.SNDHWM: 0, zmq.LINGER: 0}
 
 _log = logging.getLogger(__name__)
 

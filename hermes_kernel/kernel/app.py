@@ -55,6 +55,9 @@ class EmptyProfileDir(ProfileDir):
     def check_dirs(self) -> None:
         """Make none of the directories that a profile may have."""
 
+    def _mkdir(self, path: str, mode: int | None = None) -> bool:
+        return False
+
 
 class HermesKernelApp(IPKernelApp):
     """One kernel process.
@@ -78,6 +81,7 @@ class HermesKernelApp(IPKernelApp):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._directory: Path | None = None
+        self._modules_at_start: set[str] = set()
         self._may_publish = threading.Event()
         self._make_streams()
 
@@ -96,6 +100,8 @@ class HermesKernelApp(IPKernelApp):
     def build(self, argv: Any = None) -> None:
         """Make the state: everything that needs no connection, and nothing that a fork would break."""
         BaseIPythonApplication.initialize(self, argv)
+        self.log.setLevel(self.log_level)  # it makes a record of everything, for handlers that want nothing
+        self.configure_tornado_logger()
         self.init_pdb()
         self.init_blackhole()
         self.displayhook = ZMQDisplayHook(self.session, None)
@@ -111,6 +117,7 @@ class HermesKernelApp(IPKernelApp):
         self.init_path()
         self.init_shell()
         self.init_extensions()
+        self._modules_at_start = set(sys.modules)
 
     def bind(self) -> None:
         """Open the sockets that the connection file names, and start the threads that serve them."""
@@ -142,7 +149,10 @@ class HermesKernelApp(IPKernelApp):
             self.iopub_thread.start()
 
     def take_over(self) -> None:
-        """Take the state over into this process and its environment, and do what was asked for."""
+        """Take the state over into this process and its environment, and do what was asked for.
+
+        Whoever subscribes is greeted at once: its first cell is on its way when the kernel is ready for it.
+        """
         self._may_publish.set()
         if not self.iopub_thread.thread.is_alive():
             self.iopub_thread.start()
@@ -153,15 +163,12 @@ class HermesKernelApp(IPKernelApp):
             self.log_connection_info()
         self._configure_kernel()
         self.init_code()
-        sys.stdout.flush()
 
     def _bind_to_process(self) -> None:
         here = os.environ.get("IPYTHONDIR")
         if here is not None and self.ipython_dir != here:  # type: ignore[has-type]
             self.ipython_dir = here
-            profile = os.path.join(here, "profile_default")
-            os.makedirs(profile, exist_ok=True)
-            self.profile_dir: Any = EmptyProfileDir(location=profile)
+            self.profile_dir: Any = EmptyProfileDir(location=os.path.join(here, "profile_default"))
             shell = self.kernel.shell
             shell.ipython_dir = self.ipython_dir
             shell.profile_dir = self.kernel.profile_dir = self.profile_dir
@@ -187,6 +194,26 @@ class HermesKernelApp(IPKernelApp):
 
     def init_path(self) -> None:
         """Leave the path as it is: a file in the working directory must not take part in the start."""
+
+    def init_code(self) -> None:
+        """Run start-up files, and what the command line says.
+
+        As IPython does, but for its list of all modules: it was made with the state. Looking at each of
+        their names would make the memory where they stand this process's own.
+        """
+        if self.degraded is not None:
+            super().init_code()
+            return
+        self._run_startup_files()
+        self._run_exec_lines()
+        self._run_exec_files()
+        if self.hide_initial_ns:
+            self.shell.user_ns_hidden.update(self.shell.user_ns)
+        self._run_cmd_line_code()
+        self._run_module()
+        for stream in self.streams:  # or it would be a part of the first cell
+            stream.flush()
+        self.shell._sys_modules_keys = self._modules_at_start
 
     def init_poller(self) -> None:
         """End with the parent process, unless something of ours sees to that; on Windows, hear interrupts."""
@@ -226,7 +253,6 @@ class HermesKernelApp(IPKernelApp):
         self.iopub_socket.linger = 1000
         self._apply_curve_server_options(self.iopub_socket)
         self.iopub_port = self._bind_socket(self.iopub_socket, self.iopub_port)
-        self.configure_tornado_logger()
         self.iopub_thread = IOPubThread(self.iopub_socket, pipe=False, session=self.session)
         self.iopub_socket = self.iopub_thread.background_socket
 

@@ -78,7 +78,8 @@ class Launched:
 
     ``bridge`` says where the kernel can reach the host's end of the tool bridge: the place of a socket, or
     nothing for a port of this machine's. ``isolation`` is the level in force, ``degraded`` why something is
-    not as it was asked for.
+    not as it was asked for. ``greets``: it welcomes a subscriber when it is about to serve cells, not
+    before, and has nothing more to say of itself: nobody has to ask.
     """
 
     handle: KernelHandle
@@ -89,6 +90,7 @@ class Launched:
     bridge: Mapping[str, Any] = field(default_factory=dict)
     isolation: str = "none"
     degraded: str | None = None
+    greets: bool = False
 
 
 @dataclass(frozen=True)

@@ -88,9 +88,13 @@ class Lease:
 
 def write(path: Path, record: Mapping[str, Any]) -> None:
     """Replace the content of a lease's file, not the file; raises OSError."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_TRUNC | SAFELY)
-    with open(descriptor, "w", encoding="utf-8") as file:
-        json.dump(dict(record), file)
+    data = json.dumps(dict(record)).encode()
+    descriptor = os.open(path, os.O_WRONLY | SAFELY)
+    try:
+        os.write(descriptor, data)
+        os.ftruncate(descriptor, len(data))  # afterwards: to free a block and take it again costs more
+    finally:
+        os.close(descriptor)
 
 
 def read(path: Path) -> dict[str, Any]:

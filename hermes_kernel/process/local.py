@@ -110,6 +110,7 @@ class LocalLauncher:
             bridge={"transport": "unix", "path": str(staging.tool_socket)},
             isolation=begun.isolation,
             degraded="; ".join(begun.notes) or None,
+            greets=tree.how == "fork" and tree.note is None,
         )
 
     async def ended(self, handle: KernelHandle) -> KernelExit:

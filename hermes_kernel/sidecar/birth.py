@@ -1,4 +1,7 @@
-"""How a forked child of the warden becomes a kernel: its descriptors, its limits, then the kernel itself."""
+"""How a forked child of the warden becomes a kernel: its descriptors, its limits, then the kernel itself.
+
+The descriptor BIRTH tells it twice what it is to be, a line of JSON each: the terms, then the start.
+"""
 
 import contextlib
 import fcntl
@@ -9,13 +12,13 @@ import signal
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, NoReturn, Protocol
+from typing import Any, BinaryIO, NamedTuple, NoReturn, Protocol
 
 BIRTH = 7  # where it reads what it is to be
 BOUND = 8  # where it says that it has opened its sockets
 FIRST_FREE = 9
 CANNOT_BEGIN = 127
-OOM_SCORE = "500"
+OOM_SCORE = b"500"
 
 
 class Kernel(Protocol):
@@ -77,7 +80,7 @@ class Spawned:
         os.execve(start.interpreter[0], [*start.interpreter, *start.arguments], start.env)
 
 
-def be_born(kernel: Kernel, descriptors: Mapping[int, int], terms: Terms) -> NoReturn:
+def be_born(kernel: Kernel, descriptors: Mapping[int, int]) -> NoReturn:
     """Be a kernel as soon as the descriptor BIRTH says which; end if it says nothing.
 
     *descriptors* maps the numbers that the kernel knows to those that the warden has. Nothing else of the
@@ -86,14 +89,14 @@ def be_born(kernel: Kernel, descriptors: Mapping[int, int], terms: Terms) -> NoR
     code = CANNOT_BEGIN
     try:
         arrange(descriptors)
-        limit_harm(terms.memory_limit)
-        if terms.place is not None:
-            kernel.bind(terms.place, waits=terms.waits)
-        os.write(BOUND, b"b")
-        os.close(BOUND)
-        start = read_start()
-        if start is None:
-            os._exit(0)
+        with open(BIRTH, "rb") as birth:
+            terms = Terms(**read(birth))
+            limit_harm(terms.memory_limit)
+            if terms.place is not None:
+                kernel.bind(terms.place, waits=terms.waits)
+            os.write(BOUND, b"b")
+            os.close(BOUND)
+            start = Start(**read(birth))
         os.chdir(start.cwd)
         code = kernel.begin(start)
     except BaseException:  # noqa: BLE001  # the edge of the process: its last words are read by the warden
@@ -128,17 +131,22 @@ def limit_harm(memory_limit: int | None) -> None:
         bound = memory_limit if hard == resource.RLIM_INFINITY else min(memory_limit, hard)
         resource.setrlimit(resource.RLIMIT_AS, (bound, bound))
     try:
-        with open("/proc/self/oom_score_adj", "w") as file:
-            file.write(OOM_SCORE)
+        score = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
+        try:
+            os.write(score, OOM_SCORE)
+        finally:
+            os.close(score)
     except OSError:  # no /proc (macOS), or not allowed: a preference, not a promise
         pass
 
 
-def read_start() -> Start | None:
-    """Read what this kernel is to be; None if the warden has gone without saying it."""
-    with open(BIRTH, "rb") as pipe:
-        line = pipe.readline()
-    return Start(**json.loads(line)) if line.endswith(b"\n") else None
+def read(birth: BinaryIO) -> dict[str, Any]:
+    """Read the next that this kernel is told; if nobody says it, there is to be no kernel."""
+    line = birth.readline()
+    if not line.endswith(b"\n"):
+        os._exit(0)
+    told: dict[str, Any] = json.loads(line)
+    return told
 
 
 def flush() -> None:

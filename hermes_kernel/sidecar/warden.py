@@ -14,6 +14,8 @@ A small single-threaded process between the host and a kernel. It speaks lines o
 
 The end of the connection, of the host or of the kernel ends the tree, and so does SIGTERM. If the host is
 gone, the warden also removes the kernel's files, the *remains*.
+
+A kernel is forked before anybody asks for one, which takes its time: it waits until it is told its terms.
 """
 
 import array
@@ -58,6 +60,7 @@ class Warden:
         self._to_send = b""
         self._to_kernel = b""
         self._birth = -1  # where the kernel reads what it is to be
+        self._is_told = False  # all that it is to be
         self._first = 0  # our child: the kernel, or the first process of its namespace
         self._pid = 0
         self._kernel_watch: int | None = None
@@ -74,8 +77,12 @@ class Warden:
         """Wait for a connection, have a kernel, and see to it that nothing of it is left in the end."""
         system.adopt_orphans()
         system.signal_at_parents_end(signal.SIGCONT)  # whoever has stopped us: somebody has to clean up
+        try:
+            self._make(isolated=False)
+        except OSError:  # it is tried again when a kernel is asked for, and told then
+            pass
         if not self._connect():
-            return
+            return  # which ends what waits for its terms
         try:
             self._serve()
             self._take_early()
@@ -121,7 +128,8 @@ class Warden:
                         self._tell({"refused": str(error), "errno": error.errno, "isolation": refused})
                         return
                 elif "start" in line:
-                    self._to_kernel = json.dumps(line["start"]).encode() + b"\n"
+                    self._to_kernel += json.dumps(line["start"]).encode() + b"\n"
+                    self._is_told = True
                     self._remains = line["remains"]
                 elif "signal" in line:
                     self._signal(int(line["signal"]))
@@ -163,7 +171,34 @@ class Warden:
             self._send()
 
     def _prepare(self, terms: Terms) -> None:
-        """Fork the kernel, which waits until it is told what it is to be; raises OSError."""
+        """Have a kernel on these terms, which waits until it is told what it is to be; raises OSError."""
+        isolated = terms.isolation == "namespace"
+        self._reap()
+        if self._pid and (isolated or self._status is not None):
+            self._unmake()
+        if not self._pid:
+            self._make(isolated=isolated)
+        os.kill(self._first, signal.SIGCONT)  # somebody may have stopped it while it waited
+        self._to_kernel = json.dumps(terms._asdict()).encode() + b"\n"
+        self._write_birth()
+        system.hide()
+        kernel = self._kernel
+        self._tell({"kernel": self._pid, "warden": os.getpid(), "how": kernel.how, "note": kernel.note})
+
+    def _unmake(self) -> None:
+        """End the kernel that waits: it has ended by itself, or another one is wanted."""
+        if self._status is None:
+            os.kill(self._first, signal.SIGKILL)
+            os.waitpid(self._first, 0)
+        for end in (self._early_end, self._birth, self._bound_end, *self._pipes):
+            os.close(end)
+        self._early_end = self._birth = self._bound_end = -1
+        self._pipes = ()
+        self._first = self._pid = 0
+        self._status = None
+
+    def _make(self, *, isolated: bool) -> None:
+        """Fork a kernel, which waits for its terms; raises OSError."""
         ends: list[int] = []
         try:
             for _ in range(5):
@@ -181,10 +216,10 @@ class Warden:
                 **dict(zip(numbers, streams, strict=True)),
             }
             descriptors |= {BIRTH: birth_read, BOUND: bound_write}
-            if terms.isolation == "namespace":
-                self._fork_isolated(descriptors, terms)
+            if isolated:
+                self._fork_isolated(descriptors)
             else:
-                self._fork(descriptors, terms)
+                self._fork(descriptors)
         except BaseException:
             for end in ends:
                 os.close(end)
@@ -194,30 +229,27 @@ class Warden:
         os.set_blocking(early, False)
         os.set_blocking(birth, False)
         self._early_end, self._birth, self._bound_end, self._pipes = early, birth, bound, tuple(streams[::2])
-        system.hide()
-        kernel = self._kernel
-        self._tell({"kernel": self._pid, "warden": os.getpid(), "how": kernel.how, "note": kernel.note})
 
-    def _fork(self, descriptors: dict[int, int], terms: Terms) -> None:
+    def _fork(self, descriptors: dict[int, int]) -> None:
         """Fork the kernel as a child of this process."""
         warden = os.getpid()
         pid = os.fork()
         if pid == 0:
-            self._become_kernel(descriptors, terms, parent=warden)
+            self._become_kernel(descriptors, parent=warden)
         self._first = self._pid = pid
 
-    def _become_kernel(self, descriptors: dict[int, int], terms: Terms, *, parent: int) -> NoReturn:
+    def _become_kernel(self, descriptors: dict[int, int], *, parent: int) -> NoReturn:
         try:
             self._events.close()
             os.setsid()
             system.signal_at_parents_end(signal.SIGKILL)
             if os.getppid() != parent:  # it ended before we had asked for the signal
                 os._exit(0)
-            be_born(self._kernel, descriptors, terms)
+            be_born(self._kernel, descriptors)
         finally:
             os._exit(1)
 
-    def _fork_isolated(self, descriptors: dict[int, int], terms: Terms) -> None:
+    def _fork_isolated(self, descriptors: dict[int, int]) -> None:
         """Fork the first process of a new pid namespace, and have it fork the kernel."""
         try:
             system.enter_user_and_pid_namespace()
@@ -228,7 +260,7 @@ class Warden:
             first = os.fork()
             if first == 0:
                 os.close(said)
-                self._become_first({**descriptors}, terms, say)
+                self._become_first(descriptors, say)
         finally:
             os.close(say)
         self._first = first
@@ -247,7 +279,7 @@ class Warden:
                 return os.read(self._status_end, READ_SIZE).decode().strip()
         return ""
 
-    def _become_first(self, descriptors: dict[int, int], terms: Terms, say: int) -> NoReturn:
+    def _become_first(self, descriptors: dict[int, int], say: int) -> NoReturn:
         """Be pid 1 of the namespace: take in orphans until the kernel ends, and everything ends with us."""
         try:
             self._events.close()
@@ -263,7 +295,7 @@ class Warden:
             if kernel == 0:
                 os.setsid()
                 system.signal_at_parents_end(signal.SIGKILL)
-                be_born(self._kernel, descriptors, terms)
+                be_born(self._kernel, descriptors)
             os.write(say, b"kernel\n")
             os.closerange(3, say)
             os.closerange(say + 1, highest_descriptor() + 1)
@@ -344,10 +376,12 @@ class Warden:
     def _write_birth(self) -> None:
         try:
             written = os.write(self._birth, self._to_kernel)
+        except BlockingIOError:
+            written = 0
         except BrokenPipeError:
             written = len(self._to_kernel)  # it has ended, which we shall be told
         self._to_kernel = self._to_kernel[written:]
-        if not self._to_kernel:
+        if self._is_told and not self._to_kernel:
             os.close(self._birth)
             self._birth = -1
 

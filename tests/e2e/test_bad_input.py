@@ -619,3 +619,18 @@ def test_magics_are_a_cells_error_where_they_are_not_allowed(make_registry: REGI
         assert "ran\n" not in result.stdout, code
     works_still = registry.execute("print(6*7)", owner="a")
     assert (works_still.stdout, works_still.kernel.reused) == ("42\n", True)
+
+
+def test_a_kernel_that_ends_in_a_start_up_file_shows_its_exit_code_and_last_words(
+    make_registry: REGISTRY, tmp_path: Path
+) -> None:
+    start_up = tmp_path / "start_up.py"
+    start_up.write_text("import os\nos.write(2, b'out of luck')\nos._exit(7)\n")
+    registry = make_registry(env_passthrough=["PYTHONSTARTUP"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONSTARTUP", str(start_up))
+        with pytest.raises(KernelStartError) as caught:
+            registry.execute("1", owner="a")
+    assert (caught.value.exit_code, caught.value.log_tail) == (7, "out of luck")
+    assert registry.kernels() == ()
+    works(registry)
