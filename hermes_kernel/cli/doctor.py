@@ -20,7 +20,6 @@ from ..process.staging import StagingError, runtime_base
 
 OWNER = "hermes-kernel doctor"
 CANNOT_START = 2
-START_METHOD = "spawn"  # the one that this version has
 PACKAGES = ("jupyter_client", "ipykernel", "pyzmq", "ipython")
 
 _QUESTION, _ANSWER = "6 * 7", "42"
@@ -35,8 +34,9 @@ print(json.dumps([platform.python_version(), importlib.metadata.version("ipykern
 class KernelCheck:
     """What became of a kernel that was started to see whether it works.
 
-    ``milliseconds`` is the time from the call to the answer, the start included. ``degraded`` says why the
-    kernel runs on stock paths, if it does; ``error`` why there is none, ``log_tail`` what it wrote then.
+    ``milliseconds`` is the time from the call to the answer, the start included. ``isolation`` is the level
+    in force. ``degraded`` says what is not as it was asked for, if anything; ``error`` why there is none,
+    ``log_tail`` what it wrote then.
     """
 
     interpreter: str
@@ -46,6 +46,7 @@ class KernelCheck:
     ipykernel: str | None = None
     ipython: str | None = None
     transport: str | None = None
+    start_method: str | None = None
     isolation: str | None = None
     degraded: str | None = None
     error: str | None = None
@@ -63,7 +64,6 @@ class Diagnosis:
     packages: dict[str, str | None]
     runtime_directory: str | None
     runtime_directory_problem: str | None
-    start_method: str
     plain: bool
     kernel: KernelCheck
 
@@ -103,7 +103,6 @@ def diagnosis(python: str | None) -> Diagnosis:
         packages={name: _version(name) for name in PACKAGES},
         runtime_directory=directory,
         runtime_directory_problem=problem,
-        start_method=START_METHOD,
         plain=os.environ.get(PLAIN) == "1",
         kernel=check_kernel(python),
     )
@@ -143,6 +142,7 @@ def _asked(registry: BlockingRegistry, interpreter: str) -> KernelCheck:
         ipykernel=ipykernel,
         ipython=ipython,
         transport=manager.transport,
+        start_method=None if manager.launched is None else manager.launched.start_method,
         isolation=info.isolation,
         degraded=info.degraded,
     )
@@ -165,7 +165,6 @@ def _print(found: Diagnosis) -> None:
         "kernels' files": f"{found.runtime_directory} (private)"
         if found.runtime_directory
         else f"not usable: {found.runtime_directory_problem}",
-        "start method": found.start_method,
         PLAIN: "1 (stock paths are asked for)" if found.plain else "not set",
         "interpreter": kernel.interpreter,
     }
@@ -173,8 +172,9 @@ def _print(found: Diagnosis) -> None:
         lines |= {
             "its versions": f"python {kernel.python}, ipykernel {kernel.ipykernel}, ipython {kernel.ipython}",
             "transport": f"{kernel.transport}",
+            "start method": f"{kernel.start_method}",
             "isolation": f"{kernel.isolation}",
-            "paths": "own" if kernel.degraded is None else f"stock (degraded): {kernel.degraded}",
+            "degraded": kernel.degraded or "no",
             "kernel": f"started and answered {_QUESTION} = {_ANSWER} in {kernel.milliseconds} ms",
         }
     else:

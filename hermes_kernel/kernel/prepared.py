@@ -49,6 +49,7 @@ class ImportedKernel:
     """A kernel whose modules are there; the rest is made when it begins."""
 
     how = "fork"
+    greets = False
 
     def __init__(self, note: str | None = None) -> None:
         self.note = note
@@ -67,6 +68,7 @@ class BuiltKernel:
 
     how = "fork"
     note: str | None = None
+    greets = True
 
     def __init__(self, app: HermesKernelApp) -> None:
         self._app = app

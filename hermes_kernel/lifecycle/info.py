@@ -21,7 +21,7 @@ class KernelInfo:
 
     ``pid`` is the kernel process as the host sees it, None while it starts. ``started`` and ``last_used``
     are seconds since the epoch. ``attached`` counts the calls that hold the kernel now. ``isolation`` is the
-    level in force, ``degraded`` says why the kernel runs on stock paths, if it does.
+    level in force, ``degraded`` says what is not as it was asked for: stock paths, no isolation...
     """
 
     owner: Owner

@@ -78,8 +78,9 @@ class Launched:
 
     ``bridge`` says where the kernel can reach the host's end of the tool bridge: the place of a socket, or
     nothing for a port of this machine's. ``isolation`` is the level in force, ``degraded`` why something is
-    not as it was asked for. ``greets``: it welcomes a subscriber when it is about to serve cells, not
-    before, and has nothing more to say of itself: nobody has to ask.
+    not as it was asked for. ``start_method`` is how it was made: ``"fork"`` or ``"spawn"``. ``greets``: it
+    welcomes a subscriber when it is about to serve cells, not before, and has nothing more to say of itself:
+    nobody has to ask.
     """
 
     handle: KernelHandle
@@ -90,6 +91,7 @@ class Launched:
     bridge: Mapping[str, Any] = field(default_factory=dict)
     isolation: str = "none"
     degraded: str | None = None
+    start_method: str = "spawn"
     greets: bool = False
 
 

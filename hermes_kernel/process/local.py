@@ -110,7 +110,8 @@ class LocalLauncher:
             bridge={"transport": "unix", "path": str(staging.tool_socket)},
             isolation=begun.isolation,
             degraded="; ".join(begun.notes) or None,
-            greets=tree.how == "fork" and tree.note is None,
+            start_method=tree.how,
+            greets=tree.greets,
         )
 
     async def ended(self, handle: KernelHandle) -> KernelExit:

@@ -58,6 +58,9 @@ class ProcessTree(Protocol):
     note: str | None
     """Why it was not made in a faster way, if it was not."""
 
+    greets: bool
+    """Whether it is about to serve cells when it welcomes a subscriber, and all is known of it."""
+
     async def start(self, spec: TreeSpec, lease: int) -> None:
         """Say what the first process is to be, and wait until it is there.
 

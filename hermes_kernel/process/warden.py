@@ -35,6 +35,7 @@ class WardenedTree:
         self.pid = self.warden = 0
         self.how = "spawn"
         self.note: str | None = None
+        self.greets = False
         self._connection = connection
         self._received = b""
         self._warden_watch: int | None = None
@@ -154,7 +155,7 @@ class WardenedTree:
     def _take(self, message: dict[str, Any]) -> None:
         if "kernel" in message:
             self.pid, self.warden = int(message["kernel"]), int(message["warden"])
-            self.how, self.note = str(message["how"]), message["note"]
+            self.how, self.note, self.greets = str(message["how"]), message["note"], bool(message["greets"])
             self._warden_watch = _watch(self.warden)
             if not self._prepared.done():
                 self._prepared.set_result(None)

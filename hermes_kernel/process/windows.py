@@ -87,6 +87,7 @@ class WindowsTree:
 
     warden = 0
     how = "spawn"
+    greets = False
     note: str | None = None
 
     def __init__(self, api: "WindowsApi", memory_limit: int | None = None) -> None:

@@ -30,6 +30,9 @@ class Kernel(Protocol):
     note: str | None
     """Why it is not made in a faster way, if it is not."""
 
+    greets: bool
+    """Whether it is about to serve cells when it welcomes a subscriber, and all is known of it."""
+
     def bind(self, place: str, *, waits: bool) -> None:
         """Open at *place* what others connect to, before it is known which kernel it will be.
 
@@ -66,6 +69,7 @@ class Spawned:
     """A kernel that is a program to be executed."""
 
     how = "spawn"
+    greets = False
 
     def __init__(self, note: str | None = None) -> None:
         self.note = note

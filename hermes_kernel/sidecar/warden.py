@@ -7,7 +7,7 @@ A small single-threaded process between the host and a kernel. It speaks lines o
             {"start": {"interpreter": […], "arguments": […], "env": {…}, "cwd": …}, "remains": […]}
                                                                  once, with a lease: say which kernel it is
             {"signal": N}   {"end": true}
-    warden  {"kernel": pid, "warden": pid, "how": …, "note": …}  or {"refused": why, …}
+    warden  {"kernel": pid, "warden": pid, "how": …, "note": …, "greets": …}  or {"refused": why, …}
             {"bound": true}                                      its sockets are there
             {"exited": pid, "code": …, "early": …, "left": […]}
             {"ended": clean, "seconds": …}                       its last word
@@ -183,7 +183,8 @@ class Warden:
         self._write_birth()
         system.hide()
         kernel = self._kernel
-        self._tell({"kernel": self._pid, "warden": os.getpid(), "how": kernel.how, "note": kernel.note})
+        how = {"how": kernel.how, "note": kernel.note, "greets": kernel.greets}
+        self._tell({"kernel": self._pid, "warden": os.getpid(), **how})
 
     def _unmake(self) -> None:
         """End the kernel that waits: it has ended by itself, or another one is wanted."""

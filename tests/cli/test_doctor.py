@@ -1,4 +1,5 @@
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -14,6 +15,8 @@ def test_doctor_finds_a_working_kernel(runtime: Path) -> None:
     assert ended.code == 0
     assert f"{runtime}/hermes-kernel (private)" in ended.out
     assert "6 * 7 = 42" in ended.out
+    assert re.search(r"^start method +fork$", ended.out, re.MULTILINE)
+    assert re.search(r"^degraded +no$", ended.out, re.MULTILINE)
 
 
 def test_doctor_tells_a_program_what_it_tells_a_person() -> None:
@@ -21,7 +24,7 @@ def test_doctor_tells_a_program_what_it_tells_a_person() -> None:
     found = json.loads(ended.out)
     assert ended.code == 0
     assert set(found["packages"]) == {"jupyter_client", "ipykernel", "pyzmq", "ipython"}
-    assert (found["start_method"], found["plain"]) == ("spawn", True)
+    assert found["plain"] is True
     kernel = found["kernel"]
     assert (kernel["works"], kernel["transport"], kernel["isolation"]) == (True, "ipc", "none")
     assert kernel["milliseconds"] > 0
