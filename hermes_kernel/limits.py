@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from enum import Enum
+from pathlib import Path, PurePath
 from typing import Any, Final
 
 from .errors import ConfigError
@@ -27,14 +28,6 @@ SMALLEST_MEMORY = 64 * 1024 * 1024
 
 _START_METHODS = ("auto", "fork", "spawn")
 
-# Names that are part of the API and not yet of the product: any value but the default is refused.
-_LATER = (
-    "output_bytes",
-    "stderr_bytes",
-    "spill_bytes",
-    "spill_dir",
-)
-
 
 @dataclass(frozen=True)
 class Limits:
@@ -49,6 +42,10 @@ class Limits:
     ``max_kernels``: how many kernels stay when nobody uses them; the one that was used longest ago goes.
     ``idle_timeout``: after how long without use a kernel goes.
     ``max_tool_calls``: how many calls of tools one cell may make; None = no limit, 0 = none.
+    ``output_bytes``: how much a result shows of what a cell wrote: 40 % from its head, 60 % from its end.
+    ``stderr_bytes``: how much of that may be of the standard error, and how much a traceback may take.
+    ``spill_bytes``: how much of an output that is cut is kept in a file; 0 = none.
+    ``spill_dir``: where such files go; None = in the user's cache.
     ``start_method``: how kernel processes are made: ``"fork"`` (of a process that has loaded everything),
     ``"spawn"``, or ``"auto"``, the fastest that is available.
     ``spare_kernels``: how many kernels are kept ready for the next owner.
@@ -97,11 +94,10 @@ class Limits:
             raise ConfigError(f"require_isolation={self.require_isolation!r}: give True or False")
         _check_choice("isolation", self.isolation, _ISOLATION)
         _check_choice("start_method", self.start_method, _START_METHODS)
-        for field in fields(self):
-            value = getattr(self, field.name)
-            # An equal value of another type is a mistake too: True is not 1.
-            if field.name in _LATER and (value != field.default or type(value) is not type(field.default)):
-                raise not_available(field.name, value)
+        for name in ("output_bytes", "stderr_bytes", "spill_bytes"):
+            _check_count(name, getattr(self, name), at_least=0)
+        if self.spill_dir is not None:
+            object.__setattr__(self, "spill_dir", _checked_directory("spill_dir", self.spill_dir))
         if self.isolation == "basic":
             raise not_available("isolation", self.isolation)
 
@@ -154,6 +150,14 @@ def _checked_seconds(name: str, value: object, *, finite: bool = True) -> float:
 def _check_count(name: str, value: object, *, at_least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
         raise ConfigError(f"{name}={value!r}: give a whole number, {at_least} or more")
+
+
+def _checked_directory(name: str, value: object) -> str:
+    """Return the absolute path of a directory, which need not be there yet; raises ConfigError."""
+    path = str(value) if isinstance(value, str | PurePath) else ""
+    if not path or "\0" in path:
+        raise ConfigError(f"{name}={value!r}: give the path of a directory")
+    return str(Path(path).expanduser().absolute())
 
 
 def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:

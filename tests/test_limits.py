@@ -1,5 +1,6 @@
 import math
 from dataclasses import FrozenInstanceError, fields
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,13 +27,8 @@ PUBLIC = {
     "start_method": "auto",
     "spare_kernels": 1,
 }
-LATER = {
-    "output_bytes": 1_000,
-    "stderr_bytes": 1_000,
-    "spill_bytes": 1_000,
-    "spill_dir": "/tmp/spill",
-    "isolation": "basic",
-}
+LATER = {"isolation": "basic"}
+OUTPUT = {"output_bytes": 1_000, "stderr_bytes": 0, "spill_bytes": 0}
 PROCESS = {"memory_limit": 2**30, "require_isolation": True, "spare_kernels": 0, "start_method": "fork"}
 TIMES = ("start_timeout", "timeout", "interrupt_grace", "idle_grace")
 NOT_A_TIME: list[Any] = [-1, -0.001, -math.inf, math.nan, "5", "", b"5", True, False, [], {}, 1j, UNSET]
@@ -113,10 +109,12 @@ def test_the_start_methods_of_this_version_are_taken(value: str) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [(name, value) for name in LATER for value in (-1, math.nan, True, [], object(), "many")]
+    + [(name, value) for name in OUTPUT for value in (-1, math.nan, True, 1.5, [], object(), "many")]
     + [(name, value) for name in PROCESS for value in (-1, math.nan, 1.5, [], object(), "many")]
     + [("spare_kernels", True), ("memory_limit", True), ("memory_limit", 2**25), ("memory_limit", 0)]
     + [("max_tool_calls", value) for value in (-1, math.nan, True, 3.0, [], object(), "many")]
-    + [("require_isolation", 0), ("max_kernels", 4.0), ("spill_dir", 3), ("spill_dir", b"/tmp")],
+    + [("require_isolation", 0), ("max_kernels", 4.0), ("spill_dir", 3), ("spill_dir", b"/tmp")]
+    + [("spill_dir", ""), ("spill_dir", "a\0b"), ("spill_dir", object())],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
 def test_a_wrong_type_or_number_is_refused_for_every_limit(name: str, value: Any) -> None:
@@ -128,6 +126,13 @@ def test_a_wrong_type_or_number_is_refused_for_every_limit(name: str, value: Any
 def test_how_processes_are_made_and_held_can_be_said(name: str) -> None:
     assert getattr(Limits(**{name: PROCESS[name]}), name) == PROCESS[name]
     assert Limits(isolation="namespace", require_isolation=True).isolation == "namespace"
+
+
+def test_how_much_is_shown_and_kept_can_be_said(tmp_path: Path) -> None:
+    for name, value in OUTPUT.items():
+        assert getattr(Limits(**{name: value}), name) == value
+    assert Limits(spill_dir=tmp_path).spill_dir == str(tmp_path)  # type: ignore[arg-type]
+    assert Path(Limits(spill_dir="here").spill_dir or "").is_absolute()
 
 
 def test_a_mapping_gives_the_same_limits_as_arguments() -> None:

@@ -1,6 +1,29 @@
 """What a caller can be told while its cell runs."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class StreamText:
+    """The cell has written ``text`` to the stream ``name``; secrets are masked, lines are whole.
+
+    ``skipped``: how many characters before it are left out, because they came faster than they were taken.
+    """
+
+    name: str
+    text: str
+    skipped: int = 0
+
+
+@dataclass(frozen=True)
+class Display:
+    """The cell shows something: ``data`` by media type. ``updates``: it takes the place of what was shown."""
+
+    data: Mapping[str, Any]
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    updates: bool = False
 
 
 @dataclass(frozen=True)
@@ -22,4 +45,4 @@ class ToolCallEnded:
     error: str | None = None
 
 
-CellEvent = ToolCallStarted | ToolCallEnded
+CellEvent = StreamText | Display | ToolCallStarted | ToolCallEnded

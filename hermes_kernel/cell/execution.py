@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from .message import Message
-from .outputs import CellError, OutputCollector, cell_error
+from .outputs import CellError, OutputCollector, cell_error, count_of
 from .request import CellTimes
 from .status import CellStatus, Fate, Phase
 
@@ -88,6 +88,11 @@ class CellExecution:
         return self._settlement
 
     @property
+    def execution_count(self) -> int | None:
+        """The number of the cell, None while it has none."""
+        return self._count
+
+    @property
     def deadline(self) -> float:
         """When ``tick`` is due at the latest; infinity while only a message can change anything."""
         match self._stage:
@@ -132,6 +137,7 @@ class CellExecution:
         self._begin(now)
         self._reply = message
         self._note_count(message)
+        self._note_written(message)
         self._replied_at = now
         self._settle_if_complete()
         return True
@@ -187,6 +193,12 @@ class CellExecution:
         count = message.content.get("execution_count")
         if isinstance(count, int) and not isinstance(count, bool) and count >= 0:
             self._count = count
+
+    def _note_written(self, message: Message) -> None:
+        hermes = message.metadata.get("hermes")
+        written = hermes.get("written") if isinstance(hermes, dict) else None
+        if isinstance(written, dict):
+            self.outputs.written = {name: count_of(written.get(name)) for name in ("stdout", "stderr")}
 
     def _start_clock(self, now: float) -> None:
         if self._stage is _Stage.SENT:

@@ -1,6 +1,6 @@
 """The answer to one call: what a program asks of it, and the JSON that a model reads."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any
@@ -8,13 +8,19 @@ from typing import Any
 from ..errors import common_keys, cut_to_limit, json_text, plain_text
 from ..lifecycle.loss import Loss
 from .execution import Settlement
+from .hints import hint_for
 from .outputs import CellError, OutputCollector
 from .request import CellTimes
+from .shown import Budget, Cleaner, Presented, Store, StreamCount, present
 from .status import CellStatus, Fate, Phase
+
+NOTHING_WRITTEN = StreamCount(0, 0, truncated=False)
 
 TOOL_ERRORS = 5
 """Most failed tool calls that a result names (contract TER-01)."""
 
+CUT = "execute_code stdout was truncated: the head and the tail are shown"
+NOTHING = "The cell ended well and showed nothing; print() what you want to see."
 _FRESH = "The next call starts with a fresh kernel."
 
 
@@ -93,7 +99,8 @@ class CellResult:
     late_output: tuple[LateOutput, ...] = ()
     _calls_made: int = 0
     _message: str | None = None
-    _lost_stdout: int = 0
+    _stdout_count: StreamCount = NOTHING_WRITTEN
+    _images: tuple[dict[str, Any], ...] = ()
 
     @property
     def message(self) -> str | None:
@@ -103,17 +110,17 @@ class CellResult:
     def to_dict(self) -> dict[str, Any]:
         """Return the result as the agent's JSON has it: the common keys, others where they say something."""
         payload = common_keys()
-        captured = len(self.stdout.encode())
+        count = self._stdout_count
         payload.update(
             status=_status_word(self.status, self.exit_code),
             output=self._output(),
             exit_code=self.exit_code,
             tool_calls_made=max(self._calls_made, len(self.tool_calls)),
             duration_seconds=round(self.duration, 2),
-            stdout_truncated=self._lost_stdout > 0,
-            stdout_bytes_captured=captured,
-            stdout_bytes_total=captured + self._lost_stdout,
-            stdout_bytes_omitted=self._lost_stdout,
+            stdout_truncated=count.truncated,
+            stdout_bytes_captured=count.shown,
+            stdout_bytes_total=count.total,
+            stdout_bytes_omitted=count.total - count.shown,
         )
         payload["kernel"].update(
             reused=self.kernel.reused,
@@ -128,6 +135,7 @@ class CellResult:
             "tool_errors": list(self.tool_errors),
             "stdout_spill_path": self.truncation.spill_path,
             "late_output": [asdict(late) for late in self.late_output],
+            "images": list(self._images),
         }
         payload.update({key: value for key, value in extras.items() if value})
         return payload
@@ -138,8 +146,8 @@ class CellResult:
         cut = cut_to_limit(whole)
         if cut["output"] != plain_text(whole["output"]):
             # The sentence takes room itself, so it must be there before the cut.
-            notice = "execute_code stdout was truncated: the head and the tail are shown."
-            whole["warning"] = f"{whole['warning']} {notice}" if "warning" in whole else notice
+            if CUT not in whole.get("warning", ""):
+                whole["warning"] = f"{whole['warning']} {CUT}." if "warning" in whole else f"{CUT}."
             whole["stdout_truncated"] = True
             shown = min(len(cut["output"].encode()), whole["stdout_bytes_captured"])
             whole["stdout_bytes_captured"] = shown
@@ -194,40 +202,50 @@ def cell_result(
     note: str | None = None,
     tool_calls: tuple[ToolCallRecord, ...] = (),
     calls_made: int = 0,
+    late_output: tuple[LateOutput, ...] = (),
+    tools: Collection[str] = (),
+    budget: Budget | None = None,
+    cleaner: Cleaner | None = None,
+    store: Store | None = None,
 ) -> CellResult:
     """Build the result of a settled call.
 
     *execution_count* is the kernel's last known one, *signal* the name of the signal that ended its process
     and *lost_bytes* what was written to each stream and could not be saved from a kernel that ended; *note*
-    is said in the warning. *tool_calls*: what the cell has called, the first of *calls_made*.
+    is said in the warning. *tool_calls*: what the cell has called, the first of *calls_made*; *tools*: the
+    names that it could call. *budget*, *cleaner* and *store*: see ``shown.present``.
     """
     if settlement.error is not None and outputs.error is None:
         outputs.fail(settlement.error)
-    stdout, stderr = outputs.stdout, outputs.stderr
-    shown = len(stdout.encode()) + len(stderr.encode())
-    message = _message(settlement, times, signal)
-    lost = sum(lost_bytes.values())
+    error = settlement.error if settlement.status is CellStatus.ERROR else None
+    shown = present(outputs, error, budget=budget, cleaner=cleaner, store=store)
+    message = _message(settlement, shown.error, times, signal)
     return CellResult(
         status=settlement.status,
         ran=settlement.ran,
-        text=outputs.text,
-        stdout=stdout,
-        stderr=stderr,
-        value=outputs.value,
-        outputs=tuple(outputs.to_notebook()),
-        error=settlement.error if settlement.status is CellStatus.ERROR else None,
+        text=shown.text,
+        stdout=shown.stdout,
+        stderr=shown.stderr,
+        value=shown.value,
+        outputs=shown.outputs,
+        error=shown.error,
         exit_code=settlement.exit_code,
         signal=signal if settlement.status is CellStatus.DIED else None,
         duration=duration,
         execution_count=_execution_count(settlement, execution_count),
         kernel=report,
-        truncation=Truncation(shown + lost, shown, truncated=lost > 0),
-        warning=_warning(settlement, report, lost, note),
+        truncation=Truncation(
+            shown.bytes_total, shown.bytes_shown, truncated=shown.truncated, spill_path=shown.spill_path
+        ),
+        warning=_warning(settlement, report, sum(lost_bytes.values()), note, outputs, shown),
+        hint=hint_for(error, tools),
         tool_calls=tool_calls,
         tool_errors=tuple(_tool_errors(tool_calls)),
+        late_output=late_output,
         _calls_made=calls_made,
         _message=message,
-        _lost_stdout=lost_bytes.get("stdout", 0),
+        _stdout_count=shown.counts["stdout"],
+        _images=shown.images,
     )
 
 
@@ -258,13 +276,14 @@ def _status_word(status: CellStatus, exit_code: int) -> str:
             return "error"
 
 
-def _message(settlement: Settlement, times: CellTimes, signal: str | None) -> str | None:
+def _message(
+    settlement: Settlement, error: CellError | None, times: CellTimes, signal: str | None
+) -> str | None:
     """The ``error`` of the JSON: one sentence or, for an exception, its traceback."""
     match settlement.status:
         case CellStatus.OK:
             return None
         case CellStatus.ERROR:
-            error = settlement.error
             if error is None:
                 return "The cell failed without saying why."
             return error.traceback or f"{error.ename}: {error.evalue}"
@@ -305,7 +324,14 @@ def _seconds(value: float | None) -> str:
     return "no time" if value is None else f"{value:g} s"
 
 
-def _warning(settlement: Settlement, report: KernelReport, lost_bytes: int, note: str | None) -> str | None:
+def _warning(
+    settlement: Settlement,
+    report: KernelReport,
+    lost_bytes: int,
+    note: str | None,
+    outputs: OutputCollector,
+    shown: Presented,
+) -> str | None:
     said = [] if note is None else [note]
     if report.lost is not None:
         said.append(f"The state of the last call is gone ({_LOSS_WORDS[report.lost]}).")
@@ -315,6 +341,15 @@ def _warning(settlement: Settlement, report: KernelReport, lost_bytes: int, note
         said.append("The kernel did not say that it was done; output may be missing.")
     if lost_bytes:
         said.append(f"{lost_bytes} bytes that the kernel wrote last could not be saved.")
+    if shown.counts["stdout"].truncated:
+        where = f"; read {shown.spill_path} in parts for the rest" if shown.spill_path else ""
+        said.append(f"{CUT}{where}.")
+    elif shown.truncated and shown.spill_path:
+        said.append(f"The output was truncated; read {shown.spill_path} in parts for the rest.")
+    if outputs.left_out:
+        said.append(f"{outputs.left_out} displays are left out: too many for one result.")
+    if settlement.status is CellStatus.OK and outputs.is_empty:
+        said.append(NOTHING)
     return " ".join(said) or None
 
 

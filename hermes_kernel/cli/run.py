@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from ..cell.result import CellResult
+from ..cell.result import NOTHING, CellResult
 from ..errors import ConfigError
 from ..host.blocking import BlockingRegistry
 from ..host.options import CallArguments
@@ -145,7 +145,7 @@ class CellRun:
             click.echo(result.to_json().encode("utf-8"))
         elif result.text:
             click.echo(_printable(result.text), nl=not result.text.endswith("\n"))
-        if result.warning is not None:
+        if result.warning not in (None, NOTHING):  # a person sees that there is nothing
             self._shown.say(result.warning)
         sentence = result.to_dict().get("error")
         if sentence is not None and result.error is None:  # an exception's is in the text

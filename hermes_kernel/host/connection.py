@@ -19,8 +19,11 @@ from ..cell.message import Message
 from ..wire import PACKER, UNPACKER
 from .client import OwnerSession
 
-MAX_MESSAGE = 256 * 1024 * 1024
-"""Bytes of one frame; a kernel that sends more loses its connection (libzmq closes it without a word)."""
+MAX_MESSAGE = 128 * 1024 * 1024
+"""Bytes of one frame; a kernel that sends more loses its connection (libzmq closes it without a word).
+
+While a large message is read, all other kernels wait: some seconds for this one.
+"""
 
 REMEMBERED = 65_536  # signatures, so that no message is taken in twice
 _PARTS = ("header", "parent_header", "metadata", "content")

@@ -8,13 +8,15 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 import zmq
 
 from ..cell.execution import cut_before_run
 from ..cell.outputs import OutputCollector
-from ..cell.result import CellResult, KernelReport, cell_result
+from ..cell.result import CellResult, KernelReport, LateOutput, cell_result
+from ..cell.shown import Budget, Store, present
 from ..cell.status import CellStatus, Fate, Phase
 from ..errors import HermesKernelError, KernelStartError
 from ..lifecycle.info import KernelInfo, KernelState
@@ -29,11 +31,13 @@ from .manager import HermesKernelManager
 from .options import Call, RegistryOptions
 from .queue import CellQueue, Turn
 from .session import CellOutcome, KernelGoneError, KernelSession
+from .spill import SpillStore
 from .supervisor import Supervisor
 
 MAX_ATTEMPTS = 5
 """How many kernels may end under a call that waits for them before it gives up."""
 
+QUICK = 100_000  # characters of a cell whose result is built on the loop
 TEAR_DOWN_WAIT = 1.0  # seconds that a result waits for its kernel to be gone
 START_MARGIN = 1.0  # seconds beyond the start's own bound until its launcher counts as silent
 SETTLE_TIMEOUT = 10.0  # seconds for the calls of a registry that closes to have their results
@@ -92,6 +96,8 @@ class OwnedKernels:
         self._endings: set[asyncio.Task[None]] = set()
         self._next_sweep: asyncio.TimerHandle | None = None
         self._closing = False
+        self._budget = Budget(limits.output_bytes, limits.stderr_bytes, limits.spill_bytes)
+        self._store = SpillStore(limits.spill_dir)
         self._counts: Counter[str] = Counter()
         supervisor.on_close(self.close)
 
@@ -106,6 +112,8 @@ class OwnedKernels:
         try:
             result = await self._execute(call, cut)
         finally:
+            if call.events is not None:
+                await call.events.close()
             if task is not None:
                 self._calls.discard(task)
         self._counts[f"cells_{result.status.value}" if result.ran else "calls_not_run"] += 1
@@ -135,10 +143,14 @@ class OwnedKernels:
         return max(mine, key=lambda kernel: kernel.last_used).manager if mine else None
 
     async def close_where(self, predicate: Callable[[KernelInfo], bool]) -> int:
-        """End the kernels that *predicate* picks, with the cells that run on them; return how many."""
+        """End the kernels that *predicate* picks, with the cells that run on them; return how many.
+
+        One that is being ended already is waited for, and not counted.
+        """
         chosen = [kernel for kernel in self._kernels.values() if predicate(self._info(kernel))]
+        number = sum(kernel.ending is None for kernel in chosen)
         await asyncio.gather(*(self._end(kernel, Loss.CLOSED) for kernel in chosen))
-        return len(chosen)
+        return number
 
     async def close(self) -> None:
         """End every kernel; calls that run or wait have their results first."""
@@ -218,7 +230,9 @@ class OwnedKernels:
             loss = None if record.has_state else telling.loss
         ran = False
         try:
-            outcome = await session.run(call.request, cut, queue_deadline, tools=call.tools)
+            outcome = await session.run(
+                call.request, cut, queue_deadline, tools=call.tools, events=call.events
+            )
             ran = isinstance(outcome, CellOutcome)
             record.has_state = record.has_state or ran
         finally:
@@ -252,7 +266,28 @@ class OwnedKernels:
             foreign_cells=session.take_foreign_cells(),
             degraded=session.degraded,
         )
-        return _result(call, outcome, report, duration, session.execution_count)
+        late = session.take_late_outputs()
+        return await self._result(call, outcome, report, duration, session.execution_count, late)
+
+    async def _result(
+        self,
+        call: Call,
+        outcome: CellOutcome,
+        report: KernelReport,
+        duration: float,
+        execution_count: int,
+        late: list[tuple[int | None, OutputCollector]],
+    ) -> CellResult:
+        """Build the result; where there is much to read through, not on the loop, which others wait for."""
+        build = partial(
+            _result, call, outcome, report, duration, execution_count, late, self._budget, self._store
+        )
+        if outcome.outputs.size <= QUICK:
+            return build()
+        try:
+            return await asyncio.get_running_loop().run_in_executor(None, build)
+        except RuntimeError:  # the interpreter ends: no thread can be started any more
+            return build()
 
     def _claim(self, call: Call, *, reset: bool) -> OwnedKernel:
         now = asyncio.get_running_loop().time()
@@ -408,7 +443,8 @@ class OwnedKernels:
         session = None if kernel is None else kernel.session
         outcome = CellOutcome(cut_before_run(status, phase), OutputCollector())
         report = KernelReport("" if kernel is None else kernel.kernel_id, reused=session is not None)
-        return _result(call, outcome, report, duration, 0 if session is None else session.execution_count)
+        count = 0 if session is None else session.execution_count
+        return _result(call, outcome, report, duration, count, [], self._budget, self._store)
 
     def _info(self, kernel: OwnedKernel) -> KernelInfo:
         launched = kernel.manager.launched
@@ -442,9 +478,17 @@ def _process_limits(limits: Limits) -> ProcessLimits:
 
 
 def _result(
-    call: Call, outcome: CellOutcome, report: KernelReport, duration: float, execution_count: int
+    call: Call,
+    outcome: CellOutcome,
+    report: KernelReport,
+    duration: float,
+    execution_count: int,
+    late: list[tuple[int | None, OutputCollector]],
+    budget: Budget,
+    store: Store,
 ) -> CellResult:
     ended = outcome.exit
+    shorter = Budget(budget.stderr, budget.stderr, spill=0)
     return cell_result(
         outcome.settlement,
         outcome.outputs,
@@ -457,4 +501,12 @@ def _result(
         note=outcome.note,
         tool_calls=outcome.tool_calls,
         calls_made=outcome.calls_made,
+        late_output=tuple(
+            LateOutput(count, present(outputs, None, budget=shorter, cleaner=call.cleaner).text)
+            for count, outputs in late
+        ),
+        tools=() if call.tools is None else tuple(call.tools.tools.tools),
+        budget=budget,
+        cleaner=call.cleaner,
+        store=store,
     )

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field, fields
 from typing import Any, TypedDict
 
 from ..cell.events import CellEvent
+from ..cell.masks import Masks
 from ..cell.request import CellRequest, CellTimes
+from ..cell.shown import Cleaner
 from ..cell.tools import ToolSet
 from ..errors import ConfigError
 from ..lifecycle.key import KernelKey, Owner
@@ -20,6 +22,8 @@ from ..process import interpreter
 from ..process.environment import EnvPolicy, scrub
 from ..process.local import check_cwd, environment_now
 from ..process.staging import check_socket_dir
+from .cleaning import checked_secrets, cleaner_for
+from .events import EventPump
 from .grant import SERVING, CellTools
 from .handlers import HandlerLoop
 
@@ -29,7 +33,10 @@ class RegistryArguments(TypedDict, total=False):
 
     ``env_passthrough``: names of variables that the kernels may see besides the safe ones, or a function
     that says so of a name. ``resolve_env(name, value)`` gives such a variable's value (None: it is left
-    out); both are called on the thread that calls ``execute``. ``bootstrap``: code run before the first cell
+    out); both are called on the thread that calls ``execute``. ``secrets``: texts of at least 4 characters
+    that no result may hold, besides the values of variables that are withheld and what looks like a key.
+    ``clean(text)`` is called with the texts of a result after that; ``clean(text, mask)`` is called instead,
+    and ``mask`` is what would have been done. ``bootstrap``: code run before the first cell
     of every kernel. ``socket_dir``: where the kernels' sockets are to stand. ``capture_context`` is called on
     the thread that calls ``execute`` and returns a *runner*: ``runner(fn)`` runs ``fn`` with what of that
     thread's the tools need besides its context variables (thread-locals), and returns what ``fn`` returns.
@@ -44,7 +51,7 @@ class RegistryArguments(TypedDict, total=False):
     transcript: Any
     protect_host: bool
     capture_context: Callable[[], Any] | None
-    clean: Callable[[str], str] | None
+    clean: Callable[..., str] | None
     bootstrap: str | None
     socket_dir: str | os.PathLike[str] | None
 
@@ -57,7 +64,8 @@ class CallArguments(TypedDict, total=False):
     interpreter, by path or name. ``cwd``: the working directory; None = one of the kernel's own.
     ``variant``: what else tells this kernel from others of its owner. ``tools``: what the cell can call as
     ``hermes_tools.name(...)`` (see ``ToolSet.of``), ``max_tool_calls`` how often in all; None = no limit.
-    ``on_event`` is told of each call on the registry's own thread, and must return at once.
+    ``on_event`` is told what the cell writes, shows and calls while it does, on a thread of its own; what it
+    raises is logged, and one that takes its time misses some text, but holds nothing up.
     """
 
     tools: Any
@@ -72,7 +80,7 @@ class CallArguments(TypedDict, total=False):
 
 
 _LATER_OF_REGISTRY: dict[str, Any] = {
-    "secrets": (), "expose": False, "transcript": None, "protect_host": False, "clean": None,
+    "expose": False, "transcript": None, "protect_host": False,
 }  # fmt: skip
 REMEMBERED_TOOL_SETS = 64
 
@@ -88,6 +96,8 @@ class Call:
     reset: bool = False
     pinned: bool = False
     tools: CellTools | None = None
+    events: EventPump | None = None
+    cleaner: Cleaner = field(default_factory=Masks)
     serving: frozenset[str] = frozenset()
 
 
@@ -124,6 +134,8 @@ class RegistryOptions:
     resolve_env: Callable[[str, str | None], str | None] | None = None
     allow_magics: bool = True
     capture_context: Callable[[], Callable[[Callable[[], Any]], Any]] | None = None
+    secrets: frozenset[str] = frozenset()
+    clean: Callable[..., str] | None = None
     bootstrap: str | None = None
     socket_dir: str | None = None
     handlers: HandlerLoop = field(default_factory=HandlerLoop, init=False)
@@ -149,6 +161,10 @@ class RegistryOptions:
         capture = given.get("capture_context")
         if capture is not None and not callable(capture):
             raise ConfigError(f"capture_context={capture!r} cannot be called; give a function")
+        clean = given.get("clean")
+        if clean is not None and not callable(clean):
+            raise ConfigError(f"clean={clean!r} cannot be called; give a function")
+        given["secrets"] = checked_secrets(given.get("secrets", ()))
         given["env_passthrough"] = _checked_passthrough(given.get("env_passthrough", ()))
         own = {known.name for known in fields(cls) if known.init}
         return cls(**{key: value for key, value in given.items() if key in own and value is not None})
@@ -175,24 +191,34 @@ class RegistryOptions:
         )
         request = CellRequest(code, self._times(given.get("timeout", UNSET)))
         policy = self._env_policy()
-        return Call(
-            key,
-            request,
-            scrub(environment_now(), platform=sys.platform, policy=policy),
-            policy,
-            reset=_checked_switch("reset", given.get("reset", False)),
-            pinned=_checked_switch("pinned", given.get("pinned", False)),
-            tools=self._tools(given, loop),
-            serving=SERVING.get(),
-        )
-
-    def _tools(self, given: Mapping[str, Any], loop: asyncio.AbstractEventLoop | None) -> CellTools | None:
-        """Capture what the cell's tools need of the calling thread; None if it has no tools."""
-        limit = given.get("max_tool_calls", UNSET)
-        limit = self.limits.max_tool_calls if limit is UNSET else checked_call_limit("max_tool_calls", limit)
+        env = environment_now()
+        cleaner = cleaner_for(self.secrets, env, sys.platform, policy, self.clean)
         on_event = given.get("on_event")
         if on_event is not None and not callable(on_event):
             raise ConfigError(f"on_event={on_event!r} cannot be called; give a function")
+        events = None if on_event is None else EventPump(on_event, cleaner)
+        return Call(
+            key,
+            request,
+            scrub(env, platform=sys.platform, policy=policy),
+            policy,
+            reset=_checked_switch("reset", given.get("reset", False)),
+            pinned=_checked_switch("pinned", given.get("pinned", False)),
+            tools=self._tools(given, loop, events),
+            events=events,
+            cleaner=cleaner,
+            serving=SERVING.get(),
+        )
+
+    def _tools(
+        self,
+        given: Mapping[str, Any],
+        loop: asyncio.AbstractEventLoop | None,
+        events: EventPump | None,
+    ) -> CellTools | None:
+        """Capture what the cell's tools need of the calling thread; None if it has no tools."""
+        limit = given.get("max_tool_calls", UNSET)
+        limit = self.limits.max_tool_calls if limit is UNSET else checked_call_limit("max_tool_calls", limit)
         tools = self._tool_sets.of(given.get("tools", ()))
         if not tools.tools:
             return None
@@ -202,7 +228,7 @@ class RegistryOptions:
             loop=self.handlers.get if loop is None else lambda: loop,
             context=contextvars.copy_context(),
             runner=None if self.capture_context is None else _checked_runner(self.capture_context()),
-            on_event=on_event,
+            on_event=None if events is None else events.tell,
         )
 
     def _times(self, timeout: Any) -> CellTimes:

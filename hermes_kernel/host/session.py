@@ -4,6 +4,7 @@ import asyncio
 import logging
 import math
 import signal
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -21,6 +22,7 @@ from ..process.launch import KernelExit, Launched, Launcher, StreamRest
 from .bridge import KernelBridge
 from .connection import KernelConnection
 from .cut import Cut
+from .events import EventPump
 from .grant import CellTools, ToolGrant
 from .supervisor import Supervisor
 
@@ -36,6 +38,8 @@ ASK_AGAIN = 0.2  # seconds without a message on IOPub until the kernel is asked 
 RECONNECT = 5  # milliseconds; a kernel takes its time to start
 RECONNECT_FORKED = 1  # one that is a fork is about to have its sockets
 LOG_TAIL = 4096  # characters of what a kernel wrote before it could serve
+REMEMBERED_CELLS = 64  # cells that may still write after their end
+LATE = 100_000  # characters of that which are kept for one cell, besides its last ones
 PROBE = "None"
 HELP = "`hermes-kernel doctor` shows what is wrong"
 
@@ -50,6 +54,14 @@ class KernelGoneError(HermesKernelError):
 
 class BridgeError(HermesKernelError):
     """The host's end of the tool bridge cannot be opened: nothing has run."""
+
+
+@dataclass
+class _PastCell:
+    """A cell whose caller has its result, and what it has written since then."""
+
+    execution_count: int | None
+    outputs: OutputCollector = field(default_factory=lambda: OutputCollector(LATE, LATE))
 
 
 @dataclass(frozen=True)
@@ -85,7 +97,8 @@ class KernelSession:
         self._launched = launched
         self._bridge = bridge
         self._execution: CellExecution | None = None
-        self._settled: str | None = None
+        self._events: EventPump | None = None
+        self._past: OrderedDict[str, _PastCell] = OrderedDict()
         self._asked: set[str] = set()
         self._subscribed = False
         self._answered = launched.greets
@@ -166,18 +179,23 @@ class KernelSession:
         queue_deadline: float = math.inf,
         *,
         tools: CellTools | None = None,
+        events: EventPump | None = None,
     ) -> CellOutcome | CellStatus:
         """Run one cell to its settlement. If its fate is END, the tree is gone when this returns.
 
-        The cell may call *tools* while it runs. A cell of another client is waited for until
-        *queue_deadline* (loop time): TIMED_OUT or INTERRUPTED if our code was not sent by then. Raises
-        KernelGoneError if the kernel ended before the cell began.
+        The cell may call *tools* while it runs, and *events* is told what it shows. A cell of another client
+        is waited for until *queue_deadline* (loop time): TIMED_OUT or INTERRUPTED if our code was not sent by
+        then. Raises KernelGoneError if the kernel ended before the cell began.
         """
         if self._exit.done():
             raise KernelGoneError(f"{self._launched.handle} has ended")
         if (waited := await self._wait_for_others(cut, queue_deadline)) is not None:
             return waited
-        outcome = await self._run_with_tools(request, cut, queue_deadline, tools)
+        self._events = events
+        try:
+            outcome = await self._run_with_tools(request, cut, queue_deadline, tools)
+        finally:
+            self._events = None
         settlement = outcome.settlement
         if settlement.status is CellStatus.DIED and not settlement.ran:
             raise KernelGoneError(f"{self._launched.handle} ended before the cell began")
@@ -209,6 +227,14 @@ class KernelSession:
         """Return how many cells of other clients have run since this was asked last."""
         count, self._foreign_cells = self._foreign_cells, 0
         return count
+
+    def take_late_outputs(self) -> list[tuple[int | None, OutputCollector]]:
+        """Return what earlier cells have written since this was asked last."""
+        past_cells = self._past.values()
+        late = [(past.execution_count, past.outputs) for past in past_cells if not past.outputs.is_empty]
+        for past in past_cells:
+            past.outputs = OutputCollector(LATE, LATE)
+        return late
 
     async def interrupt(self) -> None:
         """Send the kernel a SIGINT."""
@@ -280,7 +306,10 @@ class KernelSession:
         try:
             settlement = await self._settle(execution, cut)
         finally:
-            self._execution, self._settled = None, msg_id
+            self._execution = None
+            self._past[msg_id] = _PastCell(None if silent else execution.execution_count)
+            while len(self._past) > REMEMBERED_CELLS:
+                self._past.popitem(last=False)
         return CellOutcome(settlement, execution.outputs)
 
     async def _settle(self, execution: CellExecution, cut: Cut) -> Settlement:
@@ -382,8 +411,8 @@ class KernelSession:
             self._receive_iopub(message, execution, now)
         elif message.msg_type == "kernel_info_reply" and message.parent_id in self._asked:
             self._learn(message.content)
-        elif self._is_late(message):
-            pass
+        elif message.parent_id in self._past:
+            pass  # what is said of a cell whose caller has its result; nobody forged it
         elif execution is None or not execution.receive_reply(message, now):
             self._count_anomaly()
         elif execution.anomalies:
@@ -401,16 +430,15 @@ class KernelSession:
         elif execution is not None and execution.receive_iopub(message, now):
             if message.msg_type == "status":
                 self._changed.set()
-        elif self._is_late(message):
-            pass
+            elif self._events is not None:
+                self._events.tell_message(message)
+        elif (past := self._past.get(message.parent_id or "")) is not None:
+            if message.msg_type == "stream":
+                past.outputs.add(message)
         elif message.msg_type == "execute_input" and message.parent_id is not None:
             self._begin_foreign(message.parent_id, execution)
         elif message.msg_type == "status" and message.content["execution_state"] == "idle":
             self._end_foreign(message.parent_id, execution, now)
-
-    def _is_late(self, message: Message) -> bool:
-        """Whether a message is of the cell before, whose caller has its result: nobody forged it."""
-        return self._settled is not None and message.parent_id == self._settled
 
     def _begin_foreign(self, parent_id: str, execution: CellExecution | None) -> None:
         if len(self._foreign) < MAX_ANOMALIES:

@@ -25,7 +25,7 @@ from zmq.eventloop.zmqstream import ZMQStream
 
 from .ipykernel_seams import PLAIN, reason_for_stock_paths
 from .kernel import HermesKernel
-from .outputs import HermesOutStream, OutputLog
+from .outputs import HermesOutStream, OrderedSocket, OutputLog
 from .shell import quiet_ipython
 from .watchdog import end_with_host
 
@@ -254,7 +254,7 @@ class HermesKernelApp(IPKernelApp):
         self._apply_curve_server_options(self.iopub_socket)
         self.iopub_port = self._bind_socket(self.iopub_socket, self.iopub_port)
         self.iopub_thread = IOPubThread(self.iopub_socket, pipe=False, session=self.session)
-        self.iopub_socket = self.iopub_thread.background_socket
+        self.iopub_socket = OrderedSocket(self.iopub_thread, self.output_log)
 
     def init_io(self) -> None:
         """Let the streams and the display hook speak to the IOPub channel."""

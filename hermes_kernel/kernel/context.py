@@ -19,6 +19,9 @@ class Cell:
 CELL: contextvars.ContextVar[Cell | None] = contextvars.ContextVar("hermes_cell", default=None)
 """There is no fallback: code that belongs to no cell may not act as the one that happens to run."""
 
+WRITER: contextvars.ContextVar[dict[str, Any]] = contextvars.ContextVar("hermes_writer")
+"""The header of the request that what the running code writes is an answer to."""
+
 _start_thread = threading.Thread.start
 _submit = ThreadPoolExecutor.submit
 
@@ -26,16 +29,16 @@ _submit = ThreadPoolExecutor.submit
 def carry_cell_into_threads() -> None:
     """Let threads, timers and jobs of thread pools belong to the cell that starts them; idempotent.
 
-    Only this variable is carried. A whole context would change what else a plain Python does in a thread:
-    the precision of decimal numbers, for one. asyncio copies the context by itself.
+    Only its two variables are carried. A whole context would change what else a plain Python does in a
+    thread: the precision of decimal numbers, for one. asyncio copies the context by itself.
     """
     threading.Thread.start = _start_in_cell  # type: ignore[method-assign]
     ThreadPoolExecutor.submit = _submit_in_cell  # type: ignore[method-assign, assignment]
 
 
 def _start_in_cell(self: threading.Thread) -> None:
-    cell = CELL.get()
-    if cell is None or self.ident is not None:
+    cell, writer = CELL.get(), WRITER.get(None)
+    if (cell is None and writer is None) or self.ident is not None:
         _start_thread(self)
         return
     run = self.run
@@ -43,7 +46,7 @@ def _start_in_cell(self: threading.Thread) -> None:
 
     def run_in_cell() -> None:
         _give_back()
-        CELL.set(cell)
+        _belong(cell, writer)
         run()
 
     def _give_back() -> None:
@@ -60,16 +63,23 @@ def _start_in_cell(self: threading.Thread) -> None:
         raise
 
 
+def _belong(cell: Cell | None, writer: dict[str, Any] | None) -> None:
+    CELL.set(cell)
+    if writer is not None:
+        WRITER.set(writer)
+
+
 def _submit_in_cell(
     self: ThreadPoolExecutor, fn: Callable[..., Any], /, *args: Any, **kwargs: Any
 ) -> "Future[Any]":
-    cell = CELL.get()
+    cell, writer = CELL.get(), WRITER.get(None)
 
     def run_in_cell(*given: Any, **named: Any) -> Any:
-        token = CELL.set(cell)
+        before = CELL.get(), WRITER.get(None)
+        _belong(cell, writer)
         try:
             return fn(*given, **named)
         finally:
-            CELL.reset(token)
+            _belong(*before)
 
     return _submit(self, run_in_cell, *args, **kwargs)

@@ -130,10 +130,11 @@ class HermesKernel(IPythonKernel):
         return reply
 
     def finish_metadata(self, parent: Any, metadata: dict[str, Any], reply_content: Any) -> dict[str, Any]:
-        """Add the exit code to the reply of a cell that ends the kernel."""
+        """Add how much the cell has written, and the exit code if it ends the kernel."""
         metadata = super().finish_metadata(parent, metadata, reply_content)
+        metadata["hermes"] = {"written": self.output_log.finish(parent["header"]["msg_id"])}
         if self.shell.exit_code is not None and self.cell_may_end_kernel:
-            metadata["hermes"] = {"exit_code": self.shell.exit_code}
+            metadata["hermes"]["exit_code"] = self.shell.exit_code
         return metadata
 
     def is_owner(self, parent: dict[str, Any]) -> bool:

@@ -14,22 +14,32 @@ import os
 import select
 import struct
 import threading
-import time
+from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
+from time import monotonic
 from typing import Any, Protocol
 
+from ipykernel.iostream import BackgroundSocket
 from jupyter_client.session import Session, extract_header
 
+from .context import WRITER
+
+STREAMS = ("stdout", "stderr")
 FLUSH_INTERVAL = 0.2  # seconds until text that nobody flushes is sent
-SEND_AT = 256 * 1024  # characters that are sent without waiting for the interval
-CHUNK = 1024 * 1024  # characters of one message: a frame must stay far below what a client accepts
+FLUSH_PAUSE = 0.05  # seconds between two flushes that a cell asks for
+RING = 256 * 1024  # bytes of a stream that are kept, at least
+SEND_AT = RING // 2  # bytes that are sent without waiting for the interval: never more than RING wait
+FLOOD = 8 * 1024 * 1024  # bytes of one cell that are sent as they come
+REMEMBERED_CELLS = 64  # whose threads may still write
 FLUSH_TIMEOUT = 10.0  # seconds that a waiting flush waits for the IOPub thread
 OTHERS_MAY_WRITE = 20e-6  # seconds since the last text in which a child can have written; a print takes 1e-6
 READ_SIZE = 64 * 1024  # bytes; what a pipe holds
 
-_COUNT = struct.Struct("<Q")
-_COUNTS = struct.Struct("<QQ")
+_COUNT = struct.Struct("=Q")
+_COUNTS = struct.Struct("=QQ")
+_RING = _COUNTS.size  # where the ring of a file begins
+_AROUND = _COUNTS.size + _COUNT.size + READ_SIZE  # bytes of a file besides the ring
 _log = logging.getLogger(__name__)
 
 
@@ -44,57 +54,81 @@ class IOPub(Protocol):
 
 
 class Rest:
-    """The end of a stream in a file that outlives the process, for what could not be sent any more.
+    """The last bytes of a stream: those that nobody has sent yet, and what stood before them.
 
-    The host reads it when the process is gone, and finds what no message has brought it. The file holds, as
-    numbers of 8 bytes, little endian: how many bytes were written so far, and how many of them came from a
-    pipe; then a ring of the last bytes written; then the second number as it was at the last read from the
-    pipe, and READ_SIZE bytes for what was read. Between the read and the ring the process may die.
+    In a file that outlives the process, for what could not be sent any more: the host reads it when the
+    process is gone, and finds what no message has brought it. The file holds, as numbers of 8 bytes: how many
+    bytes were written so far, and how many of them came from a pipe; then a ring of the last bytes written;
+    then the second number as it was at the last read from the pipe, and READ_SIZE bytes for what was read.
+    Between the read and the ring the process may die.
     """
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, name: str, path: Path | None) -> None:
+        self.name = name
         self.total = 0
+        self.sent = 0  # how much of it has been sent
         self._from_pipe = 0
         self._landed = 0
-        self._map = None if path is None else _map(path)
-        self._landing = 0 if self._map is None else len(self._map) - READ_SIZE
-        self._size = self._landing - _COUNT.size - _COUNTS.size
-        if self._size <= 0:
-            self._map = None
+        found = None if path is None else _map(path)
+        self._map: mmap.mmap | bytearray = bytearray(_AROUND + RING) if found is None else found
+        self._landing = len(self._map) - READ_SIZE
+        self.size = self._landing - _COUNT.size - _COUNTS.size
+        self._count = memoryview(self._map)[: _COUNT.size].cast("Q")
+
+    def add_little(self, data: bytes) -> bool:
+        """Note what was written, if that is quick: there is room, and it need not be sent now."""
+        total, size = self.total, len(data)
+        at = _RING + total % self.size
+        if at + size > self._landing - 8 or total + size - self.sent >= SEND_AT:
+            return False
+        self._map[at : at + size] = data
+        if self.total != total:  # a signal handler has written meanwhile
+            return False
+        self.total = total = total + size
+        self._count[0] = total
+        return True
 
     def read(self, descriptor: int) -> bytes:
         """Read at most READ_SIZE bytes from a pipe, which are in the file as soon as they have left it.
 
         Raises OSError; BlockingIOError if there is nothing to read.
         """
-        if self._map is None:
-            return os.read(descriptor, READ_SIZE)
         self._map[self._landing : self._landing + self._landed] = bytes(self._landed)
         _COUNT.pack_into(self._map, self._landing - _COUNT.size, self._from_pipe)
         with memoryview(self._map)[self._landing :] as landing:
             self._landed = os.readv(descriptor, [landing])
             return landing[: self._landed].tobytes()
 
-    def add(self, data: bytes, *, from_pipe: int = 0) -> None:
+    def add(self, data: bytes | memoryview, *, from_pipe: int = 0) -> None:
         """Note what was written; *from_pipe*: how many bytes that were read it makes good for."""
         size = len(data)
         self.total += size
         self._from_pipe += from_pipe
-        if self._map is None:
-            return
-        if size > self._size:
-            data = data[-self._size :]
-            size = self._size
-        ring = _COUNTS.size
-        at = ring + (self.total - size) % self._size
-        room = ring + self._size - at
+        if size > self.size:
+            data = data[-self.size :]
+            size = self.size
+        at = (self.total - size) % self.size
+        room = self.size - at
         if size <= room:
-            self._map[at : at + size] = data
+            self._map[_RING + at : _RING + at + size] = data
         else:
-            self._map[at : at + room] = data[:room]
-            self._map[ring : ring + size - room] = data[room:]
+            self._map[_RING + at : _RING + self.size] = data[:room]
+            self._map[_RING : _RING + size - room] = data[room:]
         # Last, and at once: a process that dies before has not written, and its read is still valid.
         _COUNTS.pack_into(self._map, 0, self.total, self._from_pipe)
+
+    def between(self, start: int, end: int) -> bytes:
+        """Return what was written from *start* to *end*, counted from the beginning, as far as it is kept."""
+        start = max(start, self.total - self.size)
+        if end <= start:
+            return b""
+        at, size = start % self.size, end - start
+        room = self.size - at
+        if size <= room:
+            return bytes(self._map[_RING + at : _RING + at + size])
+        return bytes(self._map[_RING + at : _RING + self.size]) + bytes(
+            self._map[_RING : _RING + size - room]
+        )
 
 
 class StartMark:
@@ -119,21 +153,50 @@ def _map(path: Path) -> mmap.mmap | None:
         return None
 
 
-class _Segment:
-    """Text of one stream and one cell, not sent yet."""
+def _rest(name: str, path: Path | None) -> Rest:
+    """Return the ring of a stream, which must hold all that is not sent yet."""
+    rest = Rest(name, path)
+    return rest if rest.size >= RING else Rest(name, None)
 
-    __slots__ = ("buffer", "end", "name", "parent", "start")
 
-    def __init__(self, name: str, parent: dict[str, Any], start: int) -> None:
-        self.name = name
+class _Cell:
+    """What one cell has written: how much was sent, and what was not, because it was too much."""
+
+    __slots__ = ("decoded", "parent", "sent", "skipped", "tails", "totals")
+
+    def __init__(self, parent: dict[str, Any]) -> None:
         self.parent = parent
-        self.buffer = io.StringIO()
-        self.start = start
-        self.end = start
+        self.sent = 0
+        self.totals = dict.fromkeys(STREAMS, 0)
+        self.decoded = dict.fromkeys(STREAMS, 0)  # bytes that decoding has added to what was written
+        self.skipped = dict.fromkeys(STREAMS, 0)
+        self.tails: dict[str, tuple[int, int]] = {}  # where the end of what was skipped stands in its stream
+
+    def skip(self, name: str, start: int, end: int) -> None:
+        """Note that a part of a stream was not sent."""
+        self.skipped[name] += end - start
+        tail = self.tails.get(name)
+        self.tails[name] = (tail[0], end) if tail is not None and tail[1] == start else (start, end)
+
+
+class _Segment:
+    """A part of one stream that one cell has written and nobody has sent yet."""
+
+    __slots__ = ("cell", "end", "name", "parent", "rest", "start")
+
+    def __init__(self, rest: Rest, parent: dict[str, Any], cell: _Cell) -> None:
+        self.rest = rest
+        self.name = rest.name
+        self.parent = parent
+        self.cell = cell
+        self.start = self.end = rest.total
 
 
 class OutputLog:
     """The order of everything that the process writes, and the way out of it.
+
+    What was written stands in the ring of its stream until it is sent. Of a cell that writes more than FLOOD
+    bytes the rest is counted, and only its end is sent, when the cell is over.
 
     ``wait`` = a flush waits until the IOPub thread has sent (stock behaviour); else a flush hands over in
     the calling thread, which is enough: the idle status is handed over after it.
@@ -141,15 +204,18 @@ class OutputLog:
 
     def __init__(self, *, wait: bool = False) -> None:
         self._wait = wait
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self._segments: list[_Segment] = []
-        self._pending = 0
-        self._written_at = 0.0
+        self.segment: _Segment | None = None  # the last of them
+        self.written_at = 0.0
+        self._sent_at = 0.0
         self._flush_due = False
+        self._flush_wanted = False
         self._forked = False
         self._session: Session | None = None
         self._iopub: IOPub | None = None
-        self._rests = {"stdout": Rest(None), "stderr": Rest(None)}
+        self._rests = {name: _rest(name, None) for name in STREAMS}
+        self._cells: OrderedDict[str, _Cell] = OrderedDict()
         self._mark = StartMark(None)
         self._pipes: list[_DescriptorPipe] = []
         if hasattr(os, "register_at_fork"):
@@ -170,7 +236,9 @@ class OutputLog:
         self._forked = False
         self._session, self._iopub = session, iopub
         if directory is not None:
-            self._rests = {name: Rest(directory / f"{name}.rest") for name in self._rests}
+            self._rests = {name: _rest(name, directory / f"{name}.rest") for name in STREAMS}
+            self._segments, self.segment = [], None
+            self._cells.clear()
             self._mark = StartMark(directory / "cell.started")
         if hasattr(os, "fork"):
             self._pipes = [_DescriptorPipe(s, pipe) for s, pipe in zip(streams, pipes, strict=True)]
@@ -178,40 +246,78 @@ class OutputLog:
 
     def write(self, name: str, text: str, parent: dict[str, Any]) -> None:
         """Take in text that Python code writes, in the cell whose request has the header *parent*."""
-        now = time.monotonic()
-        if now - self._written_at > OTHERS_MAY_WRITE:
-            self._drain_pipes()  # what a child has written before this stands before it
-        self.append(name, text, parent)
-        self._written_at = time.monotonic()
+        if monotonic() - self.written_at > OTHERS_MAY_WRITE:
+            self.drain()  # what a child has written before this stands before it
+        try:
+            data = text.encode()
+        except UnicodeEncodeError:  # a lone surrogate is no text for anybody else
+            data = text.encode("utf-8", "backslashreplace")
+        self.append(name, data, parent)
+        self.written_at = monotonic()
 
     def read(self, name: str, descriptor: int) -> bytes:
         """Read from a stream's pipe; what is read counts as written once it is appended. Raises OSError."""
         return self._rests[name].read(descriptor)
 
-    def append(self, name: str, text: str, parent: dict[str, Any], *, from_pipe: int = 0) -> None:
-        """Put text at the end of what was written; *from_pipe*: how many bytes of a read it stands for."""
-        try:
-            data = text.encode("utf-8")
-        except UnicodeEncodeError:  # a lone surrogate is no text for anybody else
-            data = text.encode("utf-8", "backslashreplace")
-            text = data.decode("utf-8")
+    def append(
+        self, name: str, data: bytes, parent: dict[str, Any], *, raw: int | None = None, from_pipe: int = 0
+    ) -> None:
+        """Put UTF-8 at the end of what was written.
+
+        *raw*: how many bytes it was before it was decoded; *from_pipe*: how many bytes of a read it was.
+        """
         if self._forked:
             self._write_in_child(name, data)
             return
-        with self._lock:
-            rest = self._rests[name]
-            segment = self._segments[-1] if self._segments else None
-            if segment is None or segment.name != name or segment.parent is not parent:
-                segment = _Segment(name, parent, rest.total)
-                self._segments.append(segment)
-            segment.buffer.write(text)
+        with self.lock:
+            segment = self.segment
+            if segment is None or segment.parent is not parent or segment.rest.name != name:
+                segment = self._begin_segment(name, parent)
+            size = len(data)
+            if raw is not None:
+                segment.cell.decoded[name] += size - raw
+            if size > SEND_AT:
+                self._append_much(segment, data, from_pipe)
+                return
+            rest = segment.rest
             rest.add(data, from_pipe=from_pipe)
-            segment.end = rest.total
-            self._pending += len(text)
-            if self._pending >= SEND_AT:
+            if rest.total - rest.sent >= SEND_AT:
                 self._send()
             elif not self._flush_due:
-                self._flush_later()
+                self._flush_due = True
+                self._flush_after(FLUSH_INTERVAL)
+
+    def _append_much(self, segment: _Segment, data: bytes, from_pipe: int) -> None:
+        """Put more than fits into the ring at its end, in parts; of a flood only the end is needed."""
+        name, parent, rest = segment.rest.name, segment.parent, segment.rest
+        self._send()
+        at = 0
+        while at < len(data):
+            if segment.cell.sent >= FLOOD:
+                start = rest.total
+                rest.add(memoryview(data)[at:], from_pipe=from_pipe)
+                rest.sent = rest.total
+                segment.cell.totals[name] += rest.total - start
+                segment.cell.skip(name, start, rest.total)
+                return
+            end = _boundary(data, at + SEND_AT)
+            segment = self._begin_segment(name, parent)
+            rest.add(data[at:end], from_pipe=from_pipe)
+            at, from_pipe = end, 0
+            self._send()
+
+    def _begin_segment(self, name: str, parent: dict[str, Any]) -> _Segment:
+        key = parent.get("msg_id", "")
+        cell = self._cells.get(key)
+        if cell is None:
+            cell = self._cells[key] = _Cell(parent)
+            while len(self._cells) > REMEMBERED_CELLS:
+                self._cells.popitem(last=False)
+        if self.segment is not None:
+            self.segment.end = self.segment.rest.total
+        segment = self.segment = _Segment(self._rests[name], parent, cell)
+        self._segments.append(segment)
+        return segment
 
     def flush(self) -> None:
         """Hand everything that was written before this call to the IOPub thread."""
@@ -219,7 +325,7 @@ class OutputLog:
             for name in list(self._child_lines):
                 self._write_in_child(name, b"", whole=True)
             return
-        self._drain_pipes()
+        self.drain()
         self._send()
         iopub = self._iopub
         if self._wait and iopub is not None and iopub.thread.is_alive():
@@ -230,7 +336,41 @@ class OutputLog:
             if not sent.wait(FLUSH_TIMEOUT):
                 _log.warning("the IOPub thread did not send within %s s", FLUSH_TIMEOUT)
 
-    def _drain_pipes(self) -> None:
+    def flush_soon(self) -> None:
+        """Hand over what was written, but not more often than somebody can look: a loop may ask for it."""
+        since = monotonic() - self._sent_at
+        if self._forked or self._wait or since >= FLUSH_PAUSE:
+            self.flush()
+        elif not self._flush_wanted:
+            self._flush_wanted = True
+            self._flush_after(FLUSH_PAUSE - since)
+
+    def finish(self, msg_id: str) -> dict[str, int]:
+        """A cell is over: hand over all that it has written, and return how many bytes each stream has had.
+
+        Of what was too much to be sent the end is sent now, with how much is missing before it.
+        """
+        self.flush()
+        with self.lock:
+            for cell in self._cells.values():
+                self._send_tails(cell)
+            done = self._cells.get(msg_id)
+            if done is None:
+                return dict.fromkeys(STREAMS, 0)
+            return {name: done.totals[name] - done.decoded[name] for name in STREAMS}
+
+    def _send_tails(self, cell: _Cell) -> None:
+        for name, (start, end) in cell.tails.items():
+            rest = self._rests[name]
+            kept = max(start, rest.total - rest.size)
+            data = rest.between(kept, end)
+            lead = _boundary_after(data) if kept > start else 0
+            self._say(cell.parent, rest, data[lead:], end, skipped=cell.skipped[name] - len(data) + lead)
+            cell.skipped[name] = 0
+        cell.tails.clear()
+
+    def drain(self) -> None:
+        """Take in what children and C code have written by now."""
         if not self._forked:
             for pipe in self._pipes:
                 pipe.drain()
@@ -258,36 +398,52 @@ class OutputLog:
         for pipe in self._pipes:
             pipe.repair()
 
-    def _flush_later(self) -> None:
+    def _flush_after(self, seconds: float) -> None:
         iopub = self._iopub
-        if iopub is None:
-            return
-        self._flush_due = True
-        iopub.schedule(lambda: iopub.io_loop.call_later(FLUSH_INTERVAL, self._send))
+        if iopub is not None:
+            iopub.schedule(lambda: iopub.io_loop.call_later(seconds, self._send))
 
     def _send(self) -> None:
-        with self._lock:
-            self._flush_due = False
+        with self.lock:
+            self._flush_due = self._flush_wanted = False
             if self._session is None or self._iopub is None:
                 return
-            segments, self._segments, self._pending = self._segments, [], 0
+            segments, self._segments, self.segment = self._segments, [], None
+            if segments:
+                segments[-1].end = segments[-1].rest.total
+                self._sent_at = monotonic()
             for segment in segments:
-                self._send_segment(self._session, self._iopub, segment)
+                self._send_segment(segment)
 
-    def _send_segment(self, session: Session, iopub: IOPub, segment: _Segment) -> None:
-        text = segment.buffer.getvalue()
-        at = segment.start
-        for first in range(0, len(text), CHUNK):
-            chunk = text[first : first + CHUNK]
-            last = first + CHUNK >= len(text)
-            at = segment.end if last else at + len(chunk.encode("utf-8"))
-            message = session.msg(
-                "stream",
-                {"name": segment.name, "text": chunk},
-                parent=segment.parent,
-                metadata={"hermes": {"end": at}},
-            )
-            session.send(iopub, message, ident=b"stream." + segment.name.encode())  # type: ignore[arg-type]
+    def _send_segment(self, segment: _Segment) -> None:
+        cell, rest, start, end = segment.cell, segment.rest, segment.start, segment.end
+        rest.sent = end
+        cell.totals[rest.name] += end - start
+        if cell.sent >= FLOOD:
+            cell.skip(rest.name, start, end)
+            return
+        data = rest.between(start, end)
+        if cell.sent + len(data) > FLOOD:
+            room = _boundary(data, max(FLOOD - cell.sent, 0))
+            cell.sent = FLOOD
+            cell.skip(rest.name, start + room, end)
+            data, end = data[:room], start + room
+        cell.sent += len(data)
+        if data:
+            self._say(segment.parent, rest, data, end)
+
+    def _say(self, parent: dict[str, Any], rest: Rest, data: bytes, end: int, *, skipped: int = 0) -> None:
+        """Send a part of a stream, which ends at its byte *end*; *skipped* bytes before it are not sent."""
+        if self._session is None or self._iopub is None:
+            return
+        hermes = {"end": end, "skipped": skipped} if skipped else {"end": end}
+        message = self._session.msg(
+            "stream",
+            {"name": rest.name, "text": data.decode("utf-8", "backslashreplace")},
+            parent=parent,
+            metadata={"hermes": hermes},
+        )
+        self._session.send(self._iopub, message, ident=b"stream." + rest.name.encode())  # type: ignore[arg-type]
 
     def _write_in_child(self, name: str, data: bytes, *, whole: bool = False) -> None:
         """Write to the pipe, in whole lines: half of one would stand alone in whatever cell runs by then."""
@@ -301,8 +457,38 @@ class OutputLog:
         """In a forked child: it has no threads and must not speak for the kernel; it writes to the pipe."""
         self._forked = True
         self._child_lines: dict[str, bytes] = {}
-        self._lock = threading.RLock()
-        self._segments = []
+        self.lock = threading.RLock()
+        self._segments, self.segment = [], None
+
+
+class OrderedSocket(BackgroundSocket):
+    """The IOPub socket for everything but text: what is sent through it comes after the text before it."""
+
+    def __init__(self, thread: Any, log: OutputLog) -> None:
+        super().__init__(thread)
+        object.__setattr__(self, "_output_log", log)  # its own attributes are those of the ZeroMQ socket
+
+    def send_multipart(self, *args: Any, **kwargs: Any) -> Any:
+        """Send a message, after the text."""
+        self._output_log.flush()
+        return super().send_multipart(*args, **kwargs)
+
+
+def _boundary(data: bytes, at: int) -> int:
+    """Return the last place up to *at* where a character of UTF-8 begins or the text ends."""
+    if at >= len(data):
+        return len(data)
+    while at > 0 and data[at] & 0xC0 == 0x80:
+        at -= 1
+    return at
+
+
+def _boundary_after(data: bytes) -> int:
+    """Return where the first character begins, at the most three bytes on."""
+    at = 0
+    while at < min(len(data), 3) and data[at] & 0xC0 == 0x80:
+        at += 1
+    return at
 
 
 class HermesOutStream(io.TextIOBase):
@@ -318,14 +504,13 @@ class HermesOutStream(io.TextIOBase):
     def __init__(self, log: OutputLog, name: str) -> None:
         self._output_log = log
         self.name = name
-        self._parent: contextvars.ContextVar[dict[str, Any]] = contextvars.ContextVar(f"{name}_parent")
         self._latest_parent: dict[str, Any] = {}
         self._binary = _BinaryOutput(self)
 
     @property
     def parent_header(self) -> dict[str, Any]:
         """The header of the request that what is written now belongs to."""
-        return self._parent.get(self._latest_parent)
+        return WRITER.get(self._latest_parent)
 
     @property
     def latest_parent(self) -> dict[str, Any]:
@@ -335,26 +520,45 @@ class HermesOutStream(io.TextIOBase):
     def set_parent(self, parent: dict[str, Any]) -> None:
         """Say whose output follows, for this context and for threads that have none of their own."""
         self._latest_parent = extract_header(parent)
-        self._parent.set(self._latest_parent)
+        WRITER.set(self._latest_parent)
 
     def set_thread_parent(self, parent: dict[str, Any]) -> "contextvars.Token[dict[str, Any]]":
         """Say whose output follows in this context alone; returns the token for ``reset_thread_parent``."""
-        return self._parent.set(extract_header(parent))
+        return WRITER.set(extract_header(parent))
 
     def reset_thread_parent(self, token: "contextvars.Token[dict[str, Any]]") -> None:
         """Undo one ``set_thread_parent``."""
-        self._parent.reset(token)
+        WRITER.reset(token)
 
     def write(self, text: str) -> int:
         """Write text; returns its length in characters."""
         if not isinstance(text, str):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
-        self._output_log.write(self.name, text, self.parent_header)
+        log, parent, now = self._output_log, WRITER.get(self._latest_parent), monotonic()
+        segment = log.segment
+        # A print is two calls of this, and there may be millions: what is usual is done here.
+        if (
+            segment is not None
+            and segment.parent is parent
+            and segment.name is self.name
+            and now - log.written_at < OTHERS_MAY_WRITE
+            and text.isascii()
+        ):
+            log.written_at = now
+            with log.lock:
+                if log.segment is segment and segment.rest.add_little(text.encode()):
+                    return len(text)
+        log.write(self.name, text, parent)
         return len(text)
+
+    def write_bytes(self, data: bytes, *, raw: int) -> None:
+        """Write UTF-8 that stands for *raw* bytes."""
+        self._output_log.drain()
+        self._output_log.append(self.name, data, self.parent_header, raw=raw)
 
     def flush(self) -> None:
         """Send what was written."""
-        self._output_log.flush()
+        self._output_log.flush_soon()
 
     def close(self) -> None:
         """Flush. The stream belongs to the kernel, which writes to it after the cell."""
@@ -398,7 +602,7 @@ class _BinaryOutput(io.RawIOBase):
 
     def write(self, data: Any) -> int:
         raw = bytes(data)
-        self._text.write(self._decoder.decode(raw))
+        self._text.write_bytes(self._decoder.decode(raw).encode(), raw=len(raw))
         return len(raw)
 
     def flush(self) -> None:
@@ -427,6 +631,7 @@ class _DescriptorPipe:
         self._stream = stream
         self.number = stream.fileno()
         self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
+        self._undecoded = 0  # bytes read whose character is not complete
         self._lock = threading.RLock()  # a signal handler may print while its thread reads here
         self._reading = False
         self.read_end, self._write_end = os.pipe() if ends is None else ends
@@ -466,8 +671,11 @@ class _DescriptorPipe:
         log = self._stream._output_log
         try:
             data = log.read(self._stream.name, self.read_end)
-            if text := self._decoder.decode(data):
-                log.append(self._stream.name, text, self._stream.latest_parent, from_pipe=len(data))
+            self._undecoded += len(data)
+            if text := self._decoder.decode(data).encode():
+                parent, raw = self._stream.latest_parent, self._undecoded
+                self._undecoded = 0
+                log.append(self._stream.name, text, parent, raw=raw, from_pipe=len(data))
             return len(data) == READ_SIZE
         except BlockingIOError:
             return False

@@ -1,7 +1,9 @@
 """The IPython shell of a kernel: plain tracebacks, no colour, and an end that is an end."""
 
 import functools
+import importlib
 import os
+import re
 import subprocess
 import sys
 import traceback
@@ -11,13 +13,27 @@ from contextlib import redirect_stderr, redirect_stdout
 from typing import Any
 
 from ipykernel.zmqshell import ZMQInteractiveShell
+from IPython.core import page
 from IPython.core.autocall import ExitAutocall
 from IPython.core.compilerop import CachingCompiler
 from IPython.core.error import UsageError
+from IPython.utils.text import LSString, SList
+from traitlets import Instance, Type
+
+from .displays import CellDisplays, HermesDisplayHook, HermesDisplayPublisher
+from .figures import OpenFigures
+from .programs import Outlet, run
 
 AWAIT_INSTEAD = (
     "A cell already runs in an event loop: write `await ...` at the top level of the cell instead."
 )
+
+# Both as IPython declares magics that are loaded when they are used.
+STOCK_SCRIPTS = "IPython.core.magics.script:ScriptMagics"
+SCRIPTS = f"{__package__}.scripts:HermesScriptMagics"
+
+_CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|.\x08")
+"""Colour, and bold as pydoc makes it: a letter, a backspace, the letter again."""
 
 _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -56,6 +72,10 @@ class EndOfKernel(ExitAutocall):
 class HermesShell(ZMQInteractiveShell):
     """The shell in which the cells run."""
 
+    display_pub_class = Type(HermesDisplayPublisher)
+    displayhook_class = Type(HermesDisplayHook)
+    displays = Instance(CellDisplays, ())
+
     exit_code: int | None = None
     """What the last cell ended with if it raised SystemExit; None if it did not."""
 
@@ -63,6 +83,32 @@ class HermesShell(ZMQInteractiveShell):
         """Tell programs that nobody watches: no pager, no colour."""
         for name, value in (("PAGER", "cat"), ("GIT_PAGER", "cat"), ("NO_COLOR", "1")):
             os.environ.setdefault(name, value)
+
+    def init_hooks(self) -> None:
+        """Have what IPython would put into a pager shown where the cell prints."""
+        super().init_hooks()
+        self.set_hook("show_in_pager", page.as_hook(self.show_page), 0)
+
+    def init_magics(self) -> None:
+        """Put our magics for scripts in the place of IPython's, which load when one is used."""
+        super().init_magics()
+        manager = self.magics_manager
+        declared = [
+            (name, kind)
+            for kind, magics in manager.magics.items()
+            for name, magic in magics.items()
+            if getattr(magic, "spec", None) == STOCK_SCRIPTS
+        ]
+        for name, kind in declared:
+            manager.register_lazy(name, SCRIPTS, kind)
+        if not declared:  # an IPython that has loaded them
+            module, _, name = SCRIPTS.partition(":")
+            self.register_magics(getattr(importlib.import_module(module), name))
+
+    def init_display_formatter(self) -> None:
+        """Show figures too."""
+        super().init_display_formatter()
+        OpenFigures(self)
 
     def init_user_ns(self) -> None:
         """Put ``exit`` and ``quit`` of our own into the namespace."""
@@ -90,9 +136,42 @@ class HermesShell(ZMQInteractiveShell):
         A child that it leaves in the background does not hold up the cell.
         """
         command = self.var_expand(cmd, depth=1)
-        self.user_ns["_exit_code"] = subprocess.call(command, shell=True, stdin=subprocess.DEVNULL)
+        self._ended(cmd, run(command, out=self.outlet("stdout"), err=self.outlet("stderr")))
 
     system_piped = system_raw = system
+
+    def getoutput(self, cmd: str, split: bool = True, depth: int = 0) -> Any:
+        """``x = !cmd``: return what it writes to both streams until its shell ends."""
+        command = self.var_expand(cmd, depth=depth + 1)
+        texts: list[str] = []
+        shell = os.environ.get("SHELL") if os.name == "posix" else None
+        self._ended(cmd, run(command, out=texts.append, err=subprocess.STDOUT, shell=shell))
+        text = "".join(texts)
+        return SList(text.splitlines()) if split else LSString(text)
+
+    def _ended(self, cmd: str, code: int) -> None:
+        self.user_ns["_exit_code"] = code
+        if code and getattr(self, "system_raise_on_error", False):
+            raise subprocess.CalledProcessError(code, cmd)
+
+    def outlet(self, name: str) -> Outlet | None:
+        """Return what a program's stdout or stderr must be passed to; None if it may have our descriptor.
+
+        That is where prints go, so it stands in order with them, unless the cell has redirected them.
+        """
+        stream: Any = getattr(sys, name, None)
+        if any(stream is own and own.name == name for own in self.kernel.parent.streams):
+            return None
+        write: Outlet | None = getattr(stream, "write", None)
+        return write
+
+    def show_page(self, strg: Any, start: int = 0, **options: Any) -> None:
+        """Print what IPython has for a pager, from line *start* on."""
+        text = strg.get("text/plain") if isinstance(strg, dict) else strg
+        if text is None:
+            self.display_pub.publish(strg)
+            return
+        print("\n".join(_CONTROL.sub("", text).splitlines()[max(start, 0) :]))
 
     # ipykernel looks at the parameters: what it gives to a cell depends on the version of IPython.
     @functools.wraps(ZMQInteractiveShell.run_cell_async)
@@ -208,8 +287,9 @@ def _is_about_a_running_loop(message: str) -> bool:
 def _leave_cell_frames(stack: "traceback.StackSummary") -> None:
     while stack and _is_machinery(stack[0].filename):
         del stack[0]
-    while stack and _is_kernel(stack[-1].filename):
-        del stack[-1]
+    if stack and _is_kernel(stack[-1].filename):
+        while stack and _is_machinery(stack[-1].filename):
+            del stack[-1]
 
 
 def _is_kernel(filename: str) -> bool:
@@ -221,6 +301,7 @@ def _is_machinery(filename: str) -> bool:
 
 
 def quiet_ipython() -> None:
-    """Silence the advice that IPython gives to people at a prompt, and a warning about threads of ours."""
+    """Silence the advice for people at a prompt, and warnings about what we do: threads, showing figures."""
     warnings.filterwarnings("ignore", message="To exit: use 'exit', 'quit', or Ctrl-D.")
     warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork", category=DeprecationWarning)
+    warnings.filterwarnings("ignore", message=".* is non-interactive, and thus cannot be shown")

@@ -63,17 +63,36 @@ def scrub(env: Mapping[str, str], *, platform: str, policy: EnvPolicy) -> dict[s
     return kept
 
 
+def withheld_secrets(env: Mapping[str, str], *, platform: str, policy: EnvPolicy) -> frozenset[str]:
+    """Return the values that do not reach a kernel because their names look like those of secrets."""
+    return frozenset(
+        value
+        for name, value in env.items()
+        if looks_secret(name)
+        and (name in policy.withheld or not is_visible(name, platform=platform, policy=policy))
+    )
+
+
 def is_visible(name: str, *, platform: str, policy: EnvPolicy) -> bool:
     """Return whether a variable of this name reaches a kernel."""
     return name in policy.passthrough or _is_safe(name, platform)
 
 
 @lru_cache(maxsize=4096)
+def looks_secret(name: str) -> bool:
+    """Return whether a variable of this name is likely to hold a secret."""
+    innocent = _innocent_prefix(name)
+    return any(word in name.upper()[len(innocent) :] for word in SECRET_SUBSTRINGS)
+
+
+def _innocent_prefix(name: str) -> str:
+    return next((prefix for prefix in INNOCENT_PREFIXES if name.startswith(prefix)), "")
+
+
+@lru_cache(maxsize=4096)
 def _is_safe(name: str, platform: str) -> bool:
-    innocent = next((p for p in INNOCENT_PREFIXES if name.startswith(p)), "")
-    looks_secret = any(word in name.upper()[len(innocent) :] for word in SECRET_SUBSTRINGS)
-    if looks_secret:
+    if looks_secret(name):
         return False
-    if innocent or name.startswith(SAFE_PREFIXES) or name in SAFE_NAMES:
+    if _innocent_prefix(name) or name.startswith(SAFE_PREFIXES) or name in SAFE_NAMES:
         return True
     return platform == "win32" and name.upper() in WINDOWS_NAMES

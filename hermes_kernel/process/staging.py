@@ -43,7 +43,7 @@ MARK_SIZE = 256
 """Bytes of the file that names the cell that began last."""
 
 _log = logging.getLogger(__name__)
-_REST = struct.Struct(f"<QQ{REST_SIZE}sQ{LANDING_SIZE}s")
+_REST = struct.Struct(f"=QQ{REST_SIZE}sQ{LANDING_SIZE}s")
 _LONGEST_SUFFIX = "-5"
 _CHANNELS = ("shell", "iopub", "stdin", "control", "hb")
 _SOCKET_FILES = tuple(f"k-{end}" for end in (*range(1, len(_CHANNELS) + 1), "t"))

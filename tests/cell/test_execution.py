@@ -181,7 +181,7 @@ def test_a_message_of_others_is_not_ours_and_changes_nothing(message: Any) -> No
     execution.receive_reply(OK, 3.5)
     assert not execution.receive_iopub(message, 3.6)
     assert execution.settlement is None
-    assert execution.outputs.text == ""
+    assert execution.outputs.is_empty
     assert execution.anomalies == 0
 
 
@@ -229,7 +229,7 @@ def test_whatever_comes_for_a_settled_cell_changes_nothing_and_a_second_reply_is
     execution.tick(1e9)
     assert execution.settlement is before
     assert execution.anomalies == 1
-    assert execution.outputs.text == ""
+    assert execution.outputs.is_empty
 
 
 # The run clock
@@ -529,8 +529,7 @@ class Execution(RuleBasedStateMachine):
         self.asked: float | None = None
         self.died: int | None = None
         self.settlement: Settlement | None = None
-        self.text = ""
-        self.notebook: list[Any] = []
+        self.items: list[Any] = []
         self.after = 0  # replies of ours since it was settled, and second ones
 
     @property
@@ -633,14 +632,12 @@ class Execution(RuleBasedStateMachine):
     def is_settled_once_and_for_all_and_for_a_reason(self) -> None:
         if self.settlement is None and self.cell.settlement is not None:
             self.settlement = self.cell.settlement
-            self.text = self.cell.outputs.text
-            self.notebook = self.cell.outputs.to_notebook()
+            self.items = self.cell.outputs.items()
             self.check_reason(self.settlement)
         assert self.cell.settlement is self.settlement
         if self.settled:
             assert self.cell.deadline == math.inf
-            assert self.cell.outputs.text == self.text
-            assert self.cell.outputs.to_notebook() == self.notebook
+            assert self.cell.outputs.items() == self.items
         assert self.cell.anomalies == self.after
 
     def check_reason(self, settlement: Settlement) -> None:

@@ -12,6 +12,7 @@ from hermes_kernel.cell.execution import Settlement, cut_before_run
 from hermes_kernel.cell.outputs import CellError, OutputCollector
 from hermes_kernel.cell.request import CellTimes
 from hermes_kernel.cell.result import CellResult, KernelReport, LateOutput, ToolCallRecord, cell_result
+from hermes_kernel.cell.shown import Budget
 from hermes_kernel.cell.status import CellStatus, Fate, Phase
 from hermes_kernel.lifecycle.loss import Loss
 
@@ -48,6 +49,9 @@ def shown(*messages: Any) -> OutputCollector:
     for message in messages:
         outputs.add(message)
     return outputs
+
+
+WIDE = Budget(output=1_000_000, stderr=1_000_000)
 
 
 def result_of(
@@ -195,7 +199,10 @@ def test_the_counts_of_bytes_are_of_utf8() -> None:
 
 def test_the_truncation_counts_both_streams_and_what_could_not_be_saved() -> None:
     result = result_of(
-        OK, VOICE.stream("é"), VOICE.stream("err", "stderr"), lost_bytes={"stdout": 4, "stderr": 6}
+        OK,
+        VOICE.stream("é", metadata={"hermes": {"skipped": 4}}),
+        VOICE.stream("err", "stderr", metadata={"hermes": {"skipped": 6}}),
+        lost_bytes={"stdout": 4, "stderr": 6},
     )
     assert (result.truncation.bytes_total, result.truncation.bytes_shown) == (15, 5)
     assert result.truncation.truncated
@@ -373,7 +380,7 @@ def test_the_warning_that_was_there_stays_when_output_is_cut() -> None:
 
 
 def test_an_output_just_below_the_limit_is_whole() -> None:
-    payload = strict_json(result_of(OK, VOICE.stream("x" * 99_000)).to_json())
+    payload = strict_json(result_of(OK, VOICE.stream("x" * 99_000), budget=WIDE).to_json())
     assert payload["output"] == "x" * 99_000
     assert payload["stdout_truncated"] is False
     assert "warning" not in payload
@@ -381,13 +388,13 @@ def test_an_output_just_below_the_limit_is_whole() -> None:
 
 def test_a_long_traceback_leaves_room_for_itself_at_the_cost_of_the_output() -> None:
     settlement = replace(settled(CellStatus.ERROR), error=CellError("E", "v", "t" * 60_000))
-    payload = strict_json(result_of(settlement, VOICE.stream("x" * 60_000)).to_json())
+    payload = strict_json(result_of(settlement, VOICE.stream("x" * 60_000), budget=WIDE).to_json())
     assert payload["error"] == "t" * 60_000
     assert "TRUNCATED" in payload["output"]
 
 
 def test_the_dict_is_whole_where_the_json_is_cut() -> None:
-    result = result_of(OK, VOICE.stream("x" * 200_000))
+    result = result_of(OK, VOICE.stream("x" * 200_000), budget=WIDE)
     assert result.to_dict()["output"] == "x" * 200_000
 
 
@@ -439,7 +446,9 @@ def test_any_result_is_strict_json_below_the_limit(
         messages.append(VOICE.error(traceback=[traceback]))
     outputs = shown(*messages)
     settlement = replace(settlement, error=outputs.error)
-    result = cell_result(settlement, outputs, times=TIMES, report=report, duration=math.pi, execution_count=1)
+    result = cell_result(
+        settlement, outputs, times=TIMES, report=report, duration=math.pi, execution_count=1, budget=WIDE
+    )
     text = result.to_json()
     assert len(text) <= 100_000
     payload = strict_json(text)

@@ -162,18 +162,12 @@ def test_choices_have_names_and_others_are_refused() -> None:
 
 
 LATER_LIMITS = {
-    "output_bytes": 1000,
-    "stderr_bytes": 1000,
-    "spill_bytes": 0,
-    "spill_dir": "/tmp",
     "isolation": "basic",
 }
 LATER_REGISTRY = {
-    "secrets": ["a secret value"],
     "expose": True,
     "transcript": "talk.ipynb",
     "protect_host": True,
-    "clean": str,
 }
 
 

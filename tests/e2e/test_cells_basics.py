@@ -1,8 +1,10 @@
 """What ordinary code gets, and the question every other file asks afterwards."""
 
+from collections.abc import Callable
+
 import pytest
 
-from hermes_kernel import BlockingRegistry, CellResult, CellStatus
+from hermes_kernel import BlockingRegistry, CellResult, CellStatus, Limits
 
 
 def still_answers(registry: BlockingRegistry, owner: str = "a") -> CellResult:
@@ -62,7 +64,10 @@ def test_many_writers_of_both_streams_lose_no_line(registry: BlockingRegistry) -
     still_answers(registry)
 
 
-def test_streams_that_take_turns_thousands_of_times_between_two_flushes(registry: BlockingRegistry) -> None:
+def test_streams_that_take_turns_thousands_of_times_between_two_flushes(
+    make_registry: Callable[..., BlockingRegistry],
+) -> None:
+    registry = make_registry(limits=Limits(stderr_bytes=100_000))
     code = (
         "import sys, time\n"
         "for n in range(4000):\n"

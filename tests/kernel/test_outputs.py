@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jupyter_client.session import Session
 
-from hermes_kernel.kernel.outputs import CHUNK, READ_SIZE, SEND_AT, HermesOutStream, OutputLog, Rest
+from hermes_kernel.kernel.outputs import FLOOD, READ_SIZE, RING, SEND_AT, HermesOutStream, OutputLog, Rest
 
 SIZE = 64
 
@@ -54,18 +54,22 @@ class Wire:
         self.stderr = HermesOutStream(self.log, "stderr")
         if directory is not None:
             for name in ("stdout", "stderr"):
-                (directory / f"{name}.rest").write_bytes(bytes(24 + SIZE + READ_SIZE))
+                (directory / f"{name}.rest").write_bytes(bytes(24 + RING + READ_SIZE))
             (directory / "cell.started").write_bytes(bytes(64))
         self.log.bind(self.session, self.iopub, directory, [], [])
 
     def messages(self) -> list[tuple[str, str, int]]:
+        return [message[:3] for message in self.messages_with_gaps()]
+
+    def messages_with_gaps(self) -> list[tuple[str, str, int, int]]:
         reader = Session(key=b"k")
-        out = []
+        out: list[tuple[str, str, int, int]] = []
         for frames in self.iopub.sent:
             _, parts = reader.feed_identities(frames)
             message = reader.deserialize(parts)
             content = message["content"]
-            out.append((content["name"], content["text"], message["metadata"]["hermes"]["end"]))
+            hermes = message["metadata"]["hermes"]
+            out.append((content["name"], content["text"], hermes["end"], hermes.get("skipped", 0)))
         return out
 
     def texts(self) -> list[tuple[str, str]]:
@@ -95,14 +99,55 @@ def test_nothing_is_sent_before_a_flush_and_everything_with_one() -> None:
 
 def test_a_lot_is_sent_without_a_flush_in_messages_that_a_client_accepts() -> None:
     wire = Wire()
-    text = "é" * (2 * CHUNK + 5)
+    text = "a" + "é" * SEND_AT
     wire.stdout.write(text)
     assert "".join(text for _, text in wire.texts()) == text
-    assert [len(text) for _, text in wire.texts()] == [CHUNK, CHUNK, 5]
-    assert [end for _, _, end in wire.messages()] == [2 * CHUNK, 4 * CHUNK, 4 * CHUNK + 10]
+    assert [len(text.encode()) for _, text in wire.texts()] == [SEND_AT - 1, SEND_AT, 2]
+    assert [end for _, _, end in wire.messages()] == [SEND_AT - 1, 2 * SEND_AT - 1, 2 * SEND_AT + 1]
     small = Wire()
     small.stdout.write("x" * (SEND_AT - 1))
     assert small.texts() == []
+
+
+def test_a_loop_that_flushes_makes_few_messages_and_loses_nothing() -> None:
+    wire = Wire()
+    for n in range(1000):
+        print(n, file=wire.stdout, flush=True)
+    assert len(wire.texts()) < 100
+    while wire.iopub.io_loop.due:
+        wire.iopub.io_loop.due.pop()()
+    assert "".join(text for _, text in wire.texts()) == "".join(f"{n}\n" for n in range(1000))
+
+
+@pytest.mark.parametrize("piece", [7, 1000, SEND_AT + 1, 3 * FLOOD])
+def test_of_a_flood_head_and_end_are_sent_and_all_is_counted(piece: int) -> None:
+    wire = Wire()
+    header = Session().msg("execute_request")
+    wire.stdout.set_parent(header)
+    line = ("é" * piece)[: piece - 1] + "\n"
+    written = 0
+    while written < 2 * FLOOD:
+        wire.stdout.write(line)
+        written += len(line.encode())
+    wire.stderr.set_parent(header)
+    wire.stderr.write("and an error\n")
+    counts = wire.log.finish(header["header"]["msg_id"])
+    assert counts == {"stdout": written, "stderr": 13}
+    sent = [
+        (text, end, skipped) for name, text, end, skipped in wire.messages_with_gaps() if name == "stdout"
+    ]
+    *head, (tail, end, skipped) = sent
+    whole = line * (written // len(line.encode()))
+    begin = "".join(text for text, _, _ in head)
+    assert not any(gap for _, _, gap in head)
+    assert whole.startswith(begin)
+    assert FLOOD - 4 <= len(begin.encode()) <= FLOOD
+    assert whole.endswith(tail)
+    assert len(tail.encode()) > RING - 4 - SEND_AT
+    assert end == written == len(begin.encode()) + skipped + len(tail.encode())
+    assert [text for name, text in wire.texts() if name == "stderr"] == ["and an error\n"]
+    assert wire.log.finish(header["header"]["msg_id"]) == counts
+    assert len(wire.messages_with_gaps()) == len(sent) + sum(n == "stderr" for n, _ in wire.texts())
 
 
 def test_each_message_says_how_much_had_been_written_by_its_end() -> None:
@@ -111,7 +156,7 @@ def test_each_message_says_how_much_had_been_written_by_its_end() -> None:
     wire.stdout.flush()
     wire.stderr.write("xyz")
     wire.stdout.write("b")
-    wire.stdout.flush()
+    wire.log.flush()
     assert wire.messages() == [("stdout", "é", 2), ("stderr", "xyz", 3), ("stdout", "b", 3)]
 
 
@@ -167,19 +212,20 @@ def test_a_stream_cannot_be_closed_and_is_what_a_script_expects_of_one() -> None
     with pytest.raises(TypeError, match="must be str, not bytes"):
         wire.stdout.write(b"x")  # type: ignore[arg-type]
     print("c", file=wire.stdout, flush=True)
+    wire.log.flush()
     assert wire.texts()[-1] == ("stdout", "bc\n")
 
 
-def read_rest(path: Path) -> tuple[int, bytes]:
+def read_rest(path: Path, size: int = SIZE) -> tuple[int, bytes]:
     raw = path.read_bytes()
-    return struct.unpack_from("<Q", raw)[0], raw[16 : 16 + SIZE]
+    return struct.unpack_from("<Q", raw)[0], raw[16 : 16 + size]
 
 
 @given(st.lists(st.binary(max_size=3 * SIZE), max_size=20))
 def test_the_end_of_what_was_written_can_be_read_from_the_file(writes: list[bytes]) -> None:
     path = Path(os.environ["XDG_RUNTIME_DIR"]) / "ring"
     path.write_bytes(bytes(24 + SIZE + READ_SIZE))
-    rest = Rest(path)
+    rest = Rest("stdout", path)
     for data in writes:
         rest.add(data)
     total, ring = read_rest(path)
@@ -196,9 +242,9 @@ def test_what_was_written_and_not_sent_is_in_the_file(tmp_path: Path) -> None:
     wire.stdout.write("sent")
     wire.stdout.flush()
     wire.stdout.write(" and not")
-    total, ring = read_rest(tmp_path / "stdout.rest")
+    total, ring = read_rest(tmp_path / "stdout.rest", RING)
     assert (total, ring[:total]) == (12, b"sent and not")
-    assert read_rest(tmp_path / "stderr.rest")[0] == 0
+    assert read_rest(tmp_path / "stderr.rest", RING)[0] == 0
 
 
 def landed(path: Path) -> bytes:
@@ -211,7 +257,7 @@ def landed(path: Path) -> bytes:
 def test_what_has_left_the_pipe_is_in_the_file_at_any_time_and_once(tmp_path: Path) -> None:
     path = tmp_path / "ring"
     path.write_bytes(bytes(24 + SIZE + READ_SIZE))
-    rest = Rest(path)
+    rest = Rest("stdout", path)
     read_end, write_end = os.pipe()
     os.set_blocking(read_end, False)
     try:
@@ -232,7 +278,7 @@ def test_what_has_left_the_pipe_is_in_the_file_at_any_time_and_once(tmp_path: Pa
 
 
 def test_without_a_file_everything_else_works(tmp_path: Path) -> None:
-    rest = Rest(tmp_path / "nothing")
+    rest = Rest("stdout", tmp_path / "nothing")
     rest.add(b"x")
     assert rest.total == 1
 
@@ -267,7 +313,7 @@ def test_writers_in_many_threads_lose_nothing() -> None:
             thread.join()
     finally:
         sys.setswitchinterval(interval)
-    wire.stdout.flush()
+    wire.log.flush()
     assert "".join(text for _, text in wire.texts()).count("x") == 4000
     ends = [end for _, _, end in wire.messages()]
     assert ends == sorted(ends)

@@ -1,0 +1,449 @@
+"""What a model reads of what a cell has shown: folded, without control characters, masked, cut.
+
+The order of the steps is that of the words above: a secret cannot hide behind an escape sequence, and none
+straddles the cut.
+"""
+
+import base64
+import binascii
+import hashlib
+import html
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from ..errors import json_text, plain
+from .outputs import CellError, Gap, Item, OutputCollector, Text
+from .text import Bounded, Shown, bound, cut, fold, strip_controls
+
+INLINE = 1024 * 1024  # characters of an image that stay in the result
+SHORT_VALUE = 2_000  # characters of an exception's text that a result shows, beside its traceback
+_STREAMS = ("stdout", "stderr")
+_UNFINISHED = re.compile(r"\x1b(?:\[[0-?]*[ -/]*)?\Z")
+_TAG = re.compile(r"<(script|style)\b.*?</\1\s*>|<!--.*?-->|<[^>]{0,5000}>", re.DOTALL | re.IGNORECASE)
+_BREAKS = ("<tr", "<br", "<p>", "<li", "<di", "<h1", "<h2", "<h3")
+_BLANK_LINES = re.compile(r"[ \t]*\n(?:[ \t]*\n)+")
+
+
+class Cleaner(Protocol):
+    """What takes secrets out of text."""
+
+    margin: int
+    """Characters: nothing that is taken out is longer."""
+
+    def mask(self, text: str) -> str:
+        """Return the text without them."""
+
+
+class Store(Protocol):
+    """Keeps what is too large for a result. Returns the path of the file, None if it could not be kept."""
+
+    def keep(self, name: str, data: bytes) -> str | None:
+        """Keep a file with this name."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much is shown, in bytes of UTF-8; ``spill`` is how much of what is not is kept in a file."""
+
+    output: int = 50_000
+    stderr: int = 10_000
+    spill: int = 5_000_000
+
+
+@dataclass(frozen=True)
+class StreamCount:
+    """Bytes of one stream: all that was written, and what is shown of it."""
+
+    total: int
+    shown: int
+    truncated: bool
+
+
+@dataclass(frozen=True)
+class Presented:
+    """The texts of a result. ``images`` names each image: its type, its bytes, its file if it has one."""
+
+    text: str = ""
+    stdout: str = ""
+    stderr: str = ""
+    value: str | None = None
+    outputs: tuple[dict[str, Any], ...] = ()
+    error: CellError | None = None
+    counts: Mapping[str, StreamCount] = field(default_factory=dict)
+    bytes_total: int = 0
+    bytes_shown: int = 0
+    truncated: bool = False
+    spill_path: str | None = None
+    images: tuple[dict[str, Any], ...] = ()
+
+
+class Nowhere:
+    """A store that keeps nothing."""
+
+    def keep(self, name: str, data: bytes) -> str | None:
+        """Keep nothing."""
+        return None
+
+
+class Unmasked:
+    """A cleaner that takes nothing out."""
+
+    margin = 0
+
+    def mask(self, text: str) -> str:
+        """Return the text."""
+        return text
+
+
+def present(
+    outputs: OutputCollector,
+    error: CellError | None,
+    *,
+    budget: Budget | None = None,
+    cleaner: Cleaner | None = None,
+    store: Store | None = None,
+) -> Presented:
+    """Return what is to be read of *outputs*; *error* is the exception that ended the cell."""
+    return _Presenter(outputs, error, budget or Budget(), cleaner or Unmasked(), store or Nowhere()).present()
+
+
+def masked(value: Any, cleaner: Cleaner) -> Any:
+    """Return a JSON-like value with all its texts masked."""
+    return _masked_json(plain(value), cleaner.mask)
+
+
+class _Presenter:
+    def __init__(
+        self,
+        outputs: OutputCollector,
+        error: CellError | None,
+        budget: Budget,
+        cleaner: Cleaner,
+        store: Store,
+    ) -> None:
+        self._outputs = outputs
+        self._budget = budget
+        self._cleaner = cleaner
+        self._store = store
+        self._images: list[dict[str, Any]] = []
+        self._items: list[Item] = [self._readable(item) for item in _folded(outputs.items())]
+        self._error = None if error is None else self._short(error)
+        errors = [n for n, item in enumerate(self._items) if isinstance(item, dict) and "ename" in item]
+        self._last = errors[-1] if errors and error is not None else None  # it stands at the end of the text
+
+    def present(self) -> Presented:
+        said = "" if self._error is None else _ended(self._error.traceback)
+        everything = [item for n, item in enumerate(self._items) if n != self._last]
+        items = _without_middle(everything, "stderr", self._budget.stderr)
+        body = _joined(items)
+        room = max(self._budget.output - len(said.encode()), 0)
+        is_cut = items is not everything or body.gap > 0 or body.size > room or self._has_long_stdout()
+        where = self._spill(everything, said) if is_cut else _Where()
+        shown = self._fit(body, room, where)
+        streams = {name: self._stream(name, where) for name in _STREAMS}
+        total = sum(count.total for _, count in streams.values())
+        return Presented(
+            text=_ended(shown.text) + said if said else shown.text,
+            stdout=streams["stdout"][0],
+            stderr=streams["stderr"][0],
+            value=self._value(),
+            outputs=tuple(self._notebook()),
+            error=self._error,
+            counts={name: count for name, (_, count) in streams.items()},
+            bytes_total=total,
+            bytes_shown=min(shown.bytes_shown, total) if is_cut else total,
+            truncated=is_cut,
+            spill_path=where.path,
+            images=tuple(self._images),
+        )
+
+    def _has_long_stdout(self) -> bool:
+        texts = (item.text for item in self._items if isinstance(item, Text) and item.name == "stdout")
+        return sum(len(text.encode()) for text in texts) > self._budget.output
+
+    def _fit(self, joined: "_Joined", budget: int, where: "_Where", *, lines: bool = True) -> Shown:
+        """Return as much of a text as fits; what is missing in it, it says itself."""
+        text, gap, marks = joined
+        if joined.size > budget:
+            return _cut(text, budget, self._cleaner, where, extra=gap, lines=lines)
+        size = joined.size - marks
+        return Shown(self._cleaner.mask(text), size + gap, size, truncated=gap > 0)
+
+    def _stream(self, name: str, where: "_Where") -> tuple[str, StreamCount]:
+        own: list[Item] = [item for item in self._items if not isinstance(item, dict) and item.name == name]
+        budget = self._budget.output if name == "stdout" else self._budget.stderr
+        shown = self._fit(_joined(own), budget, where)
+        total = self._outputs.total(name)
+        count = min(shown.bytes_shown, total) if shown.truncated else total
+        return shown.text, StreamCount(total, count, shown.truncated)
+
+    def _value(self) -> str | None:
+        for item in reversed(self._items):
+            if isinstance(item, dict) and item["output_type"] == "execute_result":
+                text = item["data"].get("text/plain")
+                if not isinstance(text, str):
+                    return None
+                return _cut(text, self._budget.output, self._cleaner, _Where()).text
+        return None
+
+    def _short(self, error: CellError) -> CellError:
+        """The exception is always shown: its class, its text and its last frames."""
+        evalue = self._cleaner.mask(strip_controls(error.evalue))
+        traceback = strip_controls(error.traceback)
+        if len(error.evalue) > SHORT_VALUE:
+            short = _cut(strip_controls(error.evalue), SHORT_VALUE, self._cleaner, _Where()).text
+            traceback = traceback.replace(strip_controls(error.evalue), short)
+            evalue = short
+        traceback = _cut(
+            traceback, min(self._budget.stderr, self._budget.output), self._cleaner, _Where()
+        ).text
+        return CellError(self._cleaner.mask(strip_controls(error.ename))[:SHORT_VALUE], evalue, traceback)
+
+    def _spill(self, items: list[Item], said: str) -> "_Where":
+        """Keep all that was shown in a file, or as much as may be kept."""
+        if self._budget.spill <= 0:
+            return _Where()
+        joined = _joined(items)
+        text = (_ended(joined.text) if said else joined.text) + said
+        kept = self._fit(joined._replace(text=text), self._budget.spill, _Where(), lines=False)
+        data = kept.text.encode()
+        path = self._store.keep(f"output-{hashlib.sha256(data).hexdigest()[:12]}.txt", data)
+        if path is None:
+            return _Where()
+        if kept.truncated:
+            return _Where(path, f"{path} holds {kept.bytes_shown:,} of {kept.bytes_total:,}")
+        return _Where(path, f"all is in {path}")
+
+    def _readable(self, item: Item) -> Item:
+        """Bound and clean a display: its texts are masked, what is too large goes into a file."""
+        if not isinstance(item, dict):
+            return item
+        if "data" not in item:
+            error = self._short(CellError(item["ename"], item["evalue"], "\n".join(item["traceback"])))
+            lines = error.traceback.split("\n")
+            return {**item, "ename": error.ename, "evalue": error.evalue, "traceback": lines}
+        data: dict[str, Any] = {}
+        notes = []
+        for mime, value in item["data"].items():
+            if isinstance(value, str) and _is_binary(mime):
+                kept, note = self._image(mime, value)
+            elif isinstance(value, str):
+                text = strip_controls(value) if mime == "text/plain" else value
+                kept, note = _cut(text, max(self._budget.output, 1), self._cleaner, _Where()).text, None
+            else:
+                kept, note = _masked_json(value, self._cleaner.mask), None
+                if len(json_text(kept)) > self._budget.output:
+                    kept, note = None, f"[{mime} of {len(json_text(value)):,} characters is left out]"
+            if kept is not None:
+                data[mime] = kept
+            if note is not None:
+                notes.append(note)
+        if not isinstance(data.get("text/plain"), str):
+            notes.insert(0, _as_text(data))
+        else:
+            notes.insert(0, data["text/plain"])
+        if readable := "\n".join(filter(None, notes)):
+            data["text/plain"] = readable
+        metadata = _masked_json(plain(item.get("metadata", {})), self._cleaner.mask)
+        return {**item, "data": data, "metadata": metadata}
+
+    def _image(self, mime: str, value: str) -> tuple[str | None, str | None]:
+        size = len(value) * 3 // 4
+        image: dict[str, Any] = {"mime": mime, "bytes": size}
+        self._images.append(image)
+        if len(value) <= INLINE:
+            return value, None
+        try:
+            data = base64.b64decode(value, validate=False)
+        except (binascii.Error, ValueError):
+            return None, f"[{mime} of {len(value):,} characters is not valid base64: left out]"
+        extension = re.sub(r"\W", "", mime.rpartition("/")[2].partition("+")[0])[:10] or "bin"
+        path = self._store.keep(f"display-{hashlib.sha256(data).hexdigest()[:12]}.{extension}", data)
+        image["bytes"] = len(data)
+        if path is None:
+            return None, f"[{mime} of {len(data):,} bytes is left out: too large to show]"
+        image["path"] = path
+        return None, f"[{mime} of {len(data):,} bytes: {path}]"
+
+    def _notebook(self) -> list[dict[str, Any]]:
+        """The outputs as a notebook keeps them, each of a size that can be read."""
+        outputs: list[dict[str, Any]] = []
+        for item in _merged(self._items):
+            if isinstance(item, dict):
+                outputs.append(dict(item))
+            elif isinstance(item, Text) and item.text:
+                budget = self._budget.output if item.name == "stdout" else self._budget.stderr
+                text = _cut(item.text, budget, self._cleaner, _Where()).text
+                outputs.append({"output_type": "stream", "name": item.name, "text": text})
+        return outputs
+
+
+@dataclass(frozen=True)
+class _Where:
+    """Where what is not shown can be read: the file, and what is said of it."""
+
+    path: str | None = None
+    words: str = ""
+
+    def notice(self, omitted: int, total: int) -> str:
+        where = f"; {self.words}" if self.words else ""
+        return f"[... OUTPUT TRUNCATED: {omitted:,} of {total:,} bytes are left out here{where} ...]"
+
+
+def _cut(
+    text: str, budget: int, cleaner: Cleaner, where: _Where, *, extra: int = 0, lines: bool = True
+) -> Shown:
+    """Bound, mask and cut a text, in this order."""
+    bounded = bound(text, budget, cleaner.margin)
+    masked = Bounded(cleaner.mask(bounded.head), bounded.gap, cleaner.mask(bounded.tail))
+    return cut(masked, budget, notice=where.notice, extra=extra, lines=lines)
+
+
+def _ended(text: str) -> str:
+    """Return a text that ends with its last line."""
+    return text if not text or text.endswith("\n") else f"{text}\n"
+
+
+def _folded(items: list[Item]) -> list[Item]:
+    """Fold and strip what was written to the streams; a sequence that was cut in two is put together."""
+    carried = dict.fromkeys(_STREAMS, "")
+    pieces: list[tuple[str, str]] = []
+    others: dict[str, Item] = {}
+    for number, item in enumerate(items):
+        if not isinstance(item, Text):
+            others[f"#{number}"] = item
+            pieces.append((f"#{number}", "\n"))
+            continue
+        text = carried.get(item.name, "") + item.text
+        carried[item.name] = ""
+        if (unfinished := _UNFINISHED.search(text, max(len(text) - 64, 0))) is not None:
+            carried[item.name] = text[unfinished.start() :]
+            text = text[: unfinished.start()]
+        pieces.append((item.name, text))
+    done: list[Item] = []
+    for name, text in fold(pieces):
+        if name in others:
+            done.append(others.pop(name))
+        else:
+            done.append(Text(name, strip_controls(text)))
+    return done
+
+
+def _merged(items: list[Item]) -> list[Item]:
+    merged: list[Item] = []
+    for item in items:
+        last = merged[-1] if merged else None
+        if isinstance(item, Text) and isinstance(last, Text) and last.name == item.name:
+            merged[-1] = Text(item.name, last.text + item.text)
+        else:
+            merged.append(item)
+    return merged
+
+
+def _without_middle(items: list[Item], name: str, budget: int) -> list[Item]:
+    """Leave the middle of one stream out where it is longer than *budget* bytes; the rest stays in order."""
+    sizes = [len(item.text.encode()) if isinstance(item, Text) and item.name == name else 0 for item in items]
+    total = sum(sizes)
+    if total <= budget:
+        return items
+    head, tail = int(budget * 0.4), budget - int(budget * 0.4)
+    kept: list[Item] = []
+    at = 0
+    said = False
+    for item, size in zip(items, sizes, strict=True):
+        start, end = at, at + size
+        at = end
+        if not size or not isinstance(item, Text):
+            kept.append(item)
+            continue
+        if end <= head or start >= total - tail:
+            kept.append(item)
+            continue
+        data = item.text.encode()
+        first = data[: max(head - start, 0)].decode("utf-8", "ignore")
+        last = data[max(total - tail - start, 0) :].decode("utf-8", "ignore") if end > total - tail else ""
+        middle = ""
+        if not said:
+            said = True
+            omitted = total - budget
+            middle = f"\n[... STDERR TRUNCATED: {omitted:,} of {total:,} bytes are left out here ...]\n"
+        kept.append(Text(name, first + middle + last))
+    return kept
+
+
+class _Joined(NamedTuple):
+    """What a person would have read, how many bytes are missing in it, and how many it takes to say so."""
+
+    text: str
+    gap: int
+    marks: int
+
+    @property
+    def size(self) -> int:
+        return len(self.text.encode())
+
+
+def _joined(items: list[Item]) -> _Joined:
+    """Return what a person would have read.
+
+    Values, displays and tracebacks stand on lines of their own.
+    """
+    pieces: list[str] = []
+    gap = marks = 0
+    at_line_start = True
+    for item in items:
+        if isinstance(item, Gap):
+            gap += item.size
+            piece = f"[... {item.size:,} bytes of {item.name} are not kept ...]\n"
+            piece = piece if at_line_start else f"\n{piece}"
+            marks += len(piece)
+        elif isinstance(item, Text):
+            piece = item.text
+        elif "traceback" in item:
+            piece = "\n".join(item["traceback"])
+        else:
+            piece = item["data"].get("text/plain", "")
+        if not piece:
+            continue
+        if isinstance(item, dict):
+            if not at_line_start:
+                pieces.append("\n")
+            pieces.append(piece)
+            if not piece.endswith("\n"):
+                pieces.append("\n")
+            at_line_start = True
+        else:
+            pieces.append(piece)
+            at_line_start = piece.endswith("\n")
+    return _Joined("".join(pieces), gap, marks)
+
+
+def _is_binary(mime: str) -> bool:
+    media = mime.startswith(("image/", "audio/", "video/")) and mime != "image/svg+xml"
+    return media or mime == "application/pdf"
+
+
+def _as_text(data: Mapping[str, Any]) -> str:
+    """Return something to read of a display that has no plain text."""
+    for mime in ("text/markdown", "text/latex"):
+        if isinstance(data.get(mime), str):
+            return str(data[mime])
+    if isinstance(data.get("text/html"), str):
+        text = _TAG.sub(lambda tag: "\n" if tag[0][:3].lower() in _BREAKS else " ", data["text/html"])
+        return _BLANK_LINES.sub("\n", html.unescape(text)).strip()
+    if "application/json" in data:
+        return json_text(data["application/json"])
+    return "".join(f"[{mime}]" for mime in data if _is_binary(mime))
+
+
+def _masked_json(value: Any, mask: Callable[[str], str]) -> Any:
+    match value:
+        case str():
+            return mask(value)
+        case dict():
+            return {key: _masked_json(item, mask) for key, item in value.items()}
+        case list():
+            return [_masked_json(item, mask) for item in value]
+    return value
