@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass, field
 from enum import Enum
 
+from ..errors import plain_text
 from .message import Message
 from .outputs import CellError, OutputCollector, cell_error, count_of
 from .request import CellTimes
@@ -17,6 +18,9 @@ from .status import CellStatus, Fate, Phase
 REPLY = "execute_reply"
 STARTED = "hermes_cell_started"
 """What our kernel sends on the shell channel before a cell runs: it leaves even if the cell keeps the GIL."""
+
+MOST_LEFTOVERS = 20
+LONGEST_NAME = 120
 
 BUSY_GRACE = 5.0
 """Seconds from the send to the busy status; after that the cell's time runs without one."""
@@ -66,6 +70,9 @@ class CellExecution:
     sent_at: float
     queue_deadline: float = math.inf
     outputs: OutputCollector = field(default_factory=OutputCollector)
+    leftovers: tuple[str, ...] = field(default=(), init=False)
+    """What the cell has left running: threads and processes, as the kernel names them."""
+
     anomalies: int = field(default=0, init=False)
     interrupt_wanted: bool = field(default=False, init=False)
     _stage: _Stage = field(default=_Stage.SENT, init=False)
@@ -137,7 +144,7 @@ class CellExecution:
         self._begin(now)
         self._reply = message
         self._note_count(message)
-        self._note_written(message)
+        self._note_report(message)
         self._replied_at = now
         self._settle_if_complete()
         return True
@@ -194,11 +201,18 @@ class CellExecution:
         if isinstance(count, int) and not isinstance(count, bool) and count >= 0:
             self._count = count
 
-    def _note_written(self, message: Message) -> None:
+    def _note_report(self, message: Message) -> None:
+        """Note what the kernel says of the cell; it is shown, and nothing is decided by it."""
         hermes = message.metadata.get("hermes")
-        written = hermes.get("written") if isinstance(hermes, dict) else None
+        if not isinstance(hermes, dict):
+            return
+        self.outputs.left_out += count_of(hermes.get("left_out"))
+        written, left = hermes.get("written"), hermes.get("leftovers")
         if isinstance(written, dict):
             self.outputs.written = {name: count_of(written.get(name)) for name in ("stdout", "stderr")}
+        if isinstance(left, list):
+            named = [plain_text(name)[:LONGEST_NAME] for name in left if isinstance(name, str)]
+            self.leftovers = tuple(named[:MOST_LEFTOVERS])
 
     def _start_clock(self, now: float) -> None:
         if self._stage is _Stage.SENT:

@@ -75,6 +75,7 @@ class CellOutcome:
     lost_bytes: Mapping[str, int] = field(default_factory=dict)
     tool_calls: tuple[ToolCallRecord, ...] = ()
     calls_made: int = 0
+    leftovers: tuple[str, ...] = ()
 
 
 class KernelSession:
@@ -310,7 +311,7 @@ class KernelSession:
             self._past[msg_id] = _PastCell(None if silent else execution.execution_count)
             while len(self._past) > REMEMBERED_CELLS:
                 self._past.popitem(last=False)
-        return CellOutcome(settlement, execution.outputs)
+        return CellOutcome(settlement, execution.outputs, leftovers=execution.leftovers)
 
     async def _settle(self, execution: CellExecution, cut: Cut) -> Settlement:
         """The one poll of a running cell: messages, the end of the process, the deadline, the caller."""

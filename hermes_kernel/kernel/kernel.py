@@ -15,6 +15,7 @@ from IPython.core.error import StdinNotImplementedError
 from traitlets import Bool, Instance, Type, Unicode, default
 
 from .context import CELL, Cell, carry_cell_into_threads
+from .leftovers import Leftovers
 from .outputs import OutputLog
 from .shell import CellCompiler, HermesShell, safe_str
 from .tools import NAME, HermesTools
@@ -48,6 +49,8 @@ class HermesKernel(IPythonKernel):
         super().__init__(**kwargs)
         self._pid = 0
         self._runs_for_owner = True
+        self._leftovers = Leftovers()
+        self._left_out = 0
         self.tools = HermesTools()
         self._aborting_sessions: set[str] = set()
         sys.breakpointhook = self.breakpoint
@@ -76,6 +79,7 @@ class HermesKernel(IPythonKernel):
         """Begin to serve."""
         super().start()
         carry_cell_into_threads()
+        self._leftovers.begin()
         self.shell.user_ns_hidden[NAME] = self.tools.module
         self._wake_on_signals()
 
@@ -111,6 +115,7 @@ class HermesKernel(IPythonKernel):
     async def do_execute(self, code: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Run the code. Whatever it does there is a reply, and a forked child of it never comes back here."""
         code = code.removeprefix(BYTE_ORDER_MARK)
+        self.shell.displays.begin()
         try:
             reply: dict[str, Any] = await super().do_execute(code, *args, **kwargs)
         except Exception as error:  # the edge of a cell: without a reply its caller waits for ever
@@ -121,6 +126,7 @@ class HermesKernel(IPythonKernel):
             os._exit(0)
         self.parent.use_streams()
         self.output_log.repair()
+        self._left_out = self.shell.displays.finish()["displays"]
         if reply["status"] == "error" and not reply.get("traceback"):
             reply["traceback"] = [f"{reply['ename']}: {reply['evalue']}"]
         if self.shell.exit_code is not None and self.cell_may_end_kernel:
@@ -133,6 +139,10 @@ class HermesKernel(IPythonKernel):
         """Add how much the cell has written, and the exit code if it ends the kernel."""
         metadata = super().finish_metadata(parent, metadata, reply_content)
         metadata["hermes"] = {"written": self.output_log.finish(parent["header"]["msg_id"])}
+        if self._left_out:
+            metadata["hermes"]["left_out"] = self._left_out
+        if left := self._leftovers.since():
+            metadata["hermes"]["leftovers"] = left
         if self.shell.exit_code is not None and self.cell_may_end_kernel:
             metadata["hermes"]["exit_code"] = self.shell.exit_code
         return metadata

@@ -419,3 +419,23 @@ def test_a_cell_that_dies_and_one_that_is_cut_keep_their_end(registry: BlockingR
     )
     assert cut.status is CellStatus.TIMED_OUT
     assert cut.text.rstrip().endswith("299999")
+
+
+def test_what_a_cell_leaves_running_is_named_once(registry: BlockingRegistry) -> None:
+    code = """
+import subprocess, threading
+child = subprocess.Popen(["sleep", "100"])
+stop = threading.Event()
+thread = threading.Thread(target=stop.wait, name="waits")
+thread.start()"""
+    result = registry.execute(code, owner="a")
+    pid = registry.execute("child.pid", owner="a").value
+    assert set(result.kernel.leftovers) == {"thread waits", f"process {pid} sleep"}
+    assert json.loads(result.to_json())["kernel"]["leftovers"] == list(result.kernel.leftovers)
+    ended = registry.execute("stop.set(); thread.join(); child.kill(); child.wait()", owner="a")
+    assert ended.kernel.leftovers == ()
+    done = (
+        "import subprocess, threading; subprocess.run(['true'])\n"
+        "thread = threading.Thread(target=int); thread.start(); thread.join()"
+    )
+    assert registry.execute(done, owner="a").kernel.leftovers == ()
