@@ -21,8 +21,7 @@ def kernels_of(runtime: Path) -> list[Path]:
 
 def short_socket_directories() -> set[str]:
     user = f"hk-{os.getuid()}-"
-    places = {Path(tempfile.gettempdir()), Path("/tmp")}
-    return {entry.name for place in places for entry in place.iterdir() if entry.name.startswith(user)}
+    return {entry.name for entry in Path(tempfile.gettempdir()).iterdir() if entry.name.startswith(user)}
 
 
 def marked_processes(ipython_under: str) -> list[psutil.Process]:

@@ -192,6 +192,8 @@ class KernelSession:
             raise KernelGoneError(f"{self._launched.handle} has ended")
         if (waited := await self._wait_for_others(cut, queue_deadline)) is not None:
             return waited
+        if self._gone_channels:  # its messages would not reach us any more
+            raise KernelGoneError(f"{self._launched.handle} has hung up")
         self._events = events
         try:
             outcome = await self._run_with_tools(request, cut, queue_deadline, tools)
@@ -414,7 +416,7 @@ class KernelSession:
             self._learn(message.content)
         elif message.parent_id in self._past:
             pass  # what is said of a cell whose caller has its result; nobody forged it
-        elif execution is None or not execution.receive_reply(message, now):
+        elif channel != "shell" or execution is None or not execution.receive_reply(message, now):
             self._count_anomaly()
         elif execution.anomalies:
             execution.anomalies = 0
@@ -442,6 +444,8 @@ class KernelSession:
             self._end_foreign(message.parent_id, execution, now)
 
     def _begin_foreign(self, parent_id: str, execution: CellExecution | None) -> None:
+        if parent_id.startswith(self._connection.session.session):
+            return  # we have sent no such cell: nobody says when it ends
         if len(self._foreign) < MAX_ANOMALIES:
             self._foreign.add(parent_id)
         self._foreign_cells += 1

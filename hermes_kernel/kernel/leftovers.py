@@ -39,8 +39,9 @@ def _running() -> Iterator[tuple[object, str]]:
 def _children() -> Iterator[int]:
     """Return the children of this process; none where the system does not tell them."""
     try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         tasks = os.listdir("/proc/self/task")
-    except OSError:  # no Linux
+    except (AttributeError, OSError):  # no Linux; or there are none, as is usual
         return
     for task in tasks:
         try:

@@ -13,6 +13,7 @@ import mmap
 import os
 import select
 import struct
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -35,6 +36,8 @@ REMEMBERED_CELLS = 64  # whose threads may still write
 FLUSH_TIMEOUT = 10.0  # seconds that a waiting flush waits for the IOPub thread
 OTHERS_MAY_WRITE = 20e-6  # seconds since the last text in which a child can have written; a print takes 1e-6
 READ_SIZE = 64 * 1024  # bytes; what a pipe holds
+
+HAS_GIL = getattr(sys, "_is_gil_enabled", lambda: True)()
 
 _COUNT = struct.Struct("=Q")
 _COUNTS = struct.Struct("=QQ")
@@ -70,32 +73,20 @@ class Rest:
         self._from_pipe = 0
         self._landed = 0
         found = None if path is None else _map(path)
-        self._map: mmap.mmap | bytearray = bytearray(_AROUND + RING) if found is None else found
-        self._landing = len(self._map) - READ_SIZE
+        self.map: mmap.mmap | bytearray = bytearray(_AROUND + RING) if found is None else found
+        self._landing = len(self.map) - READ_SIZE
         self.size = self._landing - _COUNT.size - _COUNTS.size
-        self._count = memoryview(self._map)[: _COUNT.size].cast("Q")
-
-    def add_little(self, data: bytes) -> bool:
-        """Note what was written, if that is quick: there is room, and it need not be sent now."""
-        total, size = self.total, len(data)
-        at = _RING + total % self.size
-        if at + size > self._landing - 8 or total + size - self.sent >= SEND_AT:
-            return False
-        self._map[at : at + size] = data
-        if self.total != total:  # a signal handler has written meanwhile
-            return False
-        self.total = total = total + size
-        self._count[0] = total
-        return True
+        self.end = _RING + self.size
+        self.count = memoryview(self.map)[: _COUNT.size].cast("Q")
 
     def read(self, descriptor: int) -> bytes:
         """Read at most READ_SIZE bytes from a pipe, which are in the file as soon as they have left it.
 
         Raises OSError; BlockingIOError if there is nothing to read.
         """
-        self._map[self._landing : self._landing + self._landed] = bytes(self._landed)
-        _COUNT.pack_into(self._map, self._landing - _COUNT.size, self._from_pipe)
-        with memoryview(self._map)[self._landing :] as landing:
+        self.map[self._landing : self._landing + self._landed] = bytes(self._landed)
+        _COUNT.pack_into(self.map, self._landing - _COUNT.size, self._from_pipe)
+        with memoryview(self.map)[self._landing :] as landing:
             self._landed = os.readv(descriptor, [landing])
             return landing[: self._landed].tobytes()
 
@@ -110,12 +101,12 @@ class Rest:
         at = (self.total - size) % self.size
         room = self.size - at
         if size <= room:
-            self._map[_RING + at : _RING + at + size] = data
+            self.map[_RING + at : _RING + at + size] = data
         else:
-            self._map[_RING + at : _RING + self.size] = data[:room]
-            self._map[_RING : _RING + size - room] = data[room:]
+            self.map[_RING + at : _RING + self.size] = data[:room]
+            self.map[_RING : _RING + size - room] = data[room:]
         # Last, and at once: a process that dies before has not written, and its read is still valid.
-        _COUNTS.pack_into(self._map, 0, self.total, self._from_pipe)
+        _COUNTS.pack_into(self.map, 0, self.total, self._from_pipe)
 
     def between(self, start: int, end: int) -> bytes:
         """Return what was written from *start* to *end*, counted from the beginning, as far as it is kept."""
@@ -125,9 +116,9 @@ class Rest:
         at, size = start % self.size, end - start
         room = self.size - at
         if size <= room:
-            return bytes(self._map[_RING + at : _RING + at + size])
-        return bytes(self._map[_RING + at : _RING + self.size]) + bytes(
-            self._map[_RING : _RING + size - room]
+            return bytes(self.map[_RING + at : _RING + at + size])
+        return bytes(self.map[_RING + at : _RING + self.size]) + bytes(
+            self.map[_RING : _RING + size - room]
         )
 
 
@@ -534,22 +525,25 @@ class HermesOutStream(io.TextIOBase):
         """Write text; returns its length in characters."""
         if not isinstance(text, str):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
-        log, parent, now = self._output_log, WRITER.get(self._latest_parent), monotonic()
-        segment = log.segment
-        # A print is two calls of this, and there may be millions: what is usual is done here.
-        if (
-            segment is not None
-            and segment.parent is parent
-            and segment.name is self.name
-            and now - log.written_at < OTHERS_MAY_WRITE
-            and text.isascii()
-        ):
+        log, parent, size, now = self._output_log, WRITER.get(self._latest_parent), len(text), monotonic()
+        # A print is two calls of this, and there may be millions: what is usual is done here, without the
+        # lock. Between the look at the segment and the new total nothing is called, so that under the GIL no
+        # other thread and no signal handler comes in between.
+        if now - log.written_at < OTHERS_MAY_WRITE and HAS_GIL and text.isascii():
+            data = text.encode()
             log.written_at = now
-            with log.lock:
-                if log.segment is segment and segment.rest.add_little(text.encode()):
-                    return len(text)
+            segment = log.segment
+            if segment is not None and segment.parent is parent and segment.name is self.name:
+                rest = segment.rest
+                total = rest.total
+                at = _RING + total % rest.size
+                if at + size <= rest.end and total + size < rest.sent + SEND_AT:
+                    rest.map[at : at + size] = data
+                    rest.total = total = total + size
+                    rest.count[0] = total
+                    return size
         log.write(self.name, text, parent)
-        return len(text)
+        return size
 
     def write_bytes(self, data: bytes, *, raw: int) -> None:
         """Write UTF-8 that stands for *raw* bytes."""

@@ -1,5 +1,6 @@
 """The IPython shell of a kernel: plain tracebacks, no colour, and an end that is an end."""
 
+import contextlib
 import functools
 import importlib
 import os
@@ -69,6 +70,13 @@ class EndOfKernel(ExitAutocall):
         self()
 
 
+class _Forgetful(dict[int, list[Any]]):
+    """In the place of the outputs of all cells: takes them and has none."""
+
+    def __missing__(self, key: int) -> list[Any]:
+        return []
+
+
 class HermesShell(ZMQInteractiveShell):
     """The shell in which the cells run."""
 
@@ -83,6 +91,15 @@ class HermesShell(ZMQInteractiveShell):
         """Tell programs that nobody watches: no pager, no colour."""
         for name, value in (("PAGER", "cat"), ("GIT_PAGER", "cat"), ("NO_COLOR", "1")):
             os.environ.setdefault(name, value)
+
+    def init_history(self) -> None:
+        """Keep no copy of what cells write and show: IPython keeps all, as long as the kernel lives."""
+        super().init_history()
+        self.history_manager.outputs = _Forgetful()
+
+    def _tee(self, channel: str) -> "contextlib.AbstractContextManager[None]":
+        """Let the streams be: IPython would copy what is written, which takes as long as writing it."""
+        return contextlib.nullcontext()
 
     def init_hooks(self) -> None:
         """Have what IPython would put into a pager shown where the cell prints."""

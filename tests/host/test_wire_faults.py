@@ -401,8 +401,6 @@ def test_an_answer_to_another_cell_is_not_this_ones(
     assert len(launcher.kernels) == 1
 
 
-# DEFECT (hermes_kernel/host/session.py, _begin_foreign): an execute_input whose parent is a request of our
-# own session counts as a cell of another client; it never ends, and every later call waits it out in vain.
 @pytest.mark.parametrize("whose", ["an older cell", "a cell not sent yet"])
 def test_no_cell_of_our_own_session_counts_as_another_clients(scripted: Run, whose: str) -> None:
     requests: list[Request] = []
@@ -589,8 +587,6 @@ def test_the_first_of_two_replies_counts(scripted: Run) -> None:
     survives(scripted, script)
 
 
-# DEFECT (hermes_kernel/host/session.py, _receive): a reply on the control channel, where nothing is asked,
-# counts as the cell's reply, and the grace for its idle begins only when something else wakes the session.
 def test_a_reply_on_the_control_channel_is_none(scripted: Run) -> None:
     def script(kernel: FakeKernel, request: Request) -> None:
         in_order(BUSY, SHOWN)(kernel, request)
@@ -840,8 +836,6 @@ def test_bytes_that_are_no_frames_cost_the_kernel_at_once(
     survives(scripted, script, status=CellStatus.DIED, ended=True, by_hand=channel)
 
 
-# DEFECT (hermes_kernel/host/session.py, run): a kernel whose IOPub is gone between two cells is sent the
-# next one all the same, and its output is lost. With a channel gone, run should raise KernelGoneError.
 @every_channel
 @pytest.mark.parametrize(
     "garbage", [HandMadeSocket.header(connection.MAX_MESSAGE + 1), b"\xff" * 100], ids=len
