@@ -117,9 +117,7 @@ class Rest:
         room = self.size - at
         if size <= room:
             return bytes(self.map[_RING + at : _RING + at + size])
-        return bytes(self.map[_RING + at : _RING + self.size]) + bytes(
-            self.map[_RING : _RING + size - room]
-        )
+        return bytes(self.map[_RING + at : _RING + self.size]) + bytes(self.map[_RING : _RING + size - room])
 
 
 class StartMark:
