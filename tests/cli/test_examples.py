@@ -65,9 +65,15 @@ def test_the_readmes_example_of_tools_shows_what_it_says(tmp_path: Path) -> None
     assert shown == "40\n[('in_stock', \"part='bolt'\"), ('in_stock', \"part='nut'\")]\n"
 
 
-def test_the_readmes_nbclient_example_runs(tmp_path: Path) -> None:
+def test_the_readmes_example_of_output_shows_what_it_says(tmp_path: Path) -> None:
     example = tmp_path / "example.py"
     example.write_text(readme_blocks()[3], encoding="utf-8")
+    assert ran_python(example, cwd=tmp_path) == "588890\n***\n\n"
+
+
+def test_the_readmes_nbclient_example_runs(tmp_path: Path) -> None:
+    example = tmp_path / "example.py"
+    example.write_text(readme_blocks()[4], encoding="utf-8")
     assert "40 rows" in ran_python(example, cwd=ROOT)
 
 
