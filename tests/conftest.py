@@ -36,13 +36,10 @@ def runtime() -> Iterator[Path]:
     gc.collect()
     gc.freeze()
     directory = Path(tempfile.mkdtemp(prefix="hkt-"))
-    before = os.environ.get("XDG_RUNTIME_DIR")
-    os.environ["XDG_RUNTIME_DIR"] = str(directory)
-    yield directory
-    if before is None:
-        del os.environ["XDG_RUNTIME_DIR"]
-    else:
-        os.environ["XDG_RUNTIME_DIR"] = before
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", str(directory))
+        patch.setenv("XDG_CACHE_HOME", str(directory / "cache"))
+        yield directory
     shutil.rmtree(directory)
 
 

@@ -167,7 +167,7 @@ class _Presenter:
         """Return as much of a text as fits; what is missing in it, it says itself."""
         text, gap, marks = joined
         if joined.size > budget:
-            return _cut(text, budget, self._cleaner, where, extra=gap, lines=lines)
+            return _cut(text, budget, self._cleaner, where, extra=max(gap - marks, 0), lines=lines)
         size = joined.size - marks
         return Shown(self._cleaner.mask(text), size + gap, size, truncated=gap > 0)
 
