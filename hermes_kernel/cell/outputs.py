@@ -237,8 +237,11 @@ class OutputCollector:
         wanted = content.get("transient", {}).get("display_id")
         for shown in self._shown:
             if isinstance(shown, _Display) and wanted is not None and shown.display_id == wanted:
-                self._held -= _size(shown.output["data"])
-                self._held += _size(content["data"])
+                held = self._held - _size(shown.output["data"]) + _size(content["data"])
+                if held > self.hold:  # one update may change many displays
+                    self.left_out += 1
+                    continue
+                self._held = held
                 shown.output["data"] = _mime_bundle(content["data"])
                 shown.output["metadata"] = plain(content.get("metadata", {}))
 

@@ -1,7 +1,7 @@
 """The answer to one call: what a program asks of it, and the JSON that a model reads."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -220,6 +220,9 @@ def cell_result(
     error = settlement.error if settlement.status is CellStatus.ERROR else None
     shown = present(outputs, error, budget=budget, cleaner=cleaner, store=store)
     message = _message(settlement, shown.error, times, signal)
+    if cleaner is not None:
+        tool_calls = tuple(_masked_call(call, cleaner) for call in tool_calls)
+        report = replace(report, leftovers=tuple(map(cleaner.mask, report.leftovers)))
     return CellResult(
         status=settlement.status,
         ran=settlement.ran,
@@ -238,7 +241,7 @@ def cell_result(
             shown.bytes_total, shown.bytes_shown, truncated=shown.truncated, spill_path=shown.spill_path
         ),
         warning=_warning(settlement, report, sum(lost_bytes.values()), note, outputs, shown),
-        hint=hint_for(error, tools),
+        hint=hint_for(shown.error, tools),
         tool_calls=tool_calls,
         tool_errors=tuple(_tool_errors(tool_calls)),
         late_output=late_output,
@@ -247,6 +250,11 @@ def cell_result(
         _stdout_count=shown.counts["stdout"],
         _images=shown.images,
     )
+
+
+def _masked_call(call: ToolCallRecord, cleaner: Cleaner) -> ToolCallRecord:
+    error = None if call.error is None else cleaner.mask(call.error)
+    return replace(call, args=cleaner.mask(call.args), error=error)
 
 
 def _tool_errors(calls: tuple[ToolCallRecord, ...]) -> list[dict[str, str]]:

@@ -11,6 +11,7 @@ import html
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, NamedTuple, Protocol
 
 from ..errors import json_text, plain
@@ -20,10 +21,14 @@ from .text import Bounded, Shown, bound, cut, fold, strip_controls
 INLINE = 1024 * 1024  # characters of an image that stay in the result
 SHORT_VALUE = 2_000  # characters of an exception's text that a result shows, beside its traceback
 _STREAMS = ("stdout", "stderr")
+_NO_TEXT = re.compile(r"[A-Za-z0-9+/\s]*={0,2}\s*")
 _UNFINISHED = re.compile(r"\x1b(?:\[[0-?]*[ -/]*)?\Z")
-_TAG = re.compile(r"<(script|style)\b.*?</\1\s*>|<!--.*?-->|<[^>]{0,5000}>", re.DOTALL | re.IGNORECASE)
+# What is not ended goes on to the end, as in a browser: so each character is looked at a few times only.
+_TAG = re.compile(
+    r"<(script|style)\b.*?(?:</\1\s*>|\Z)|<!--.*?(?:-->|\Z)|<[^<>]{0,5000}+>", re.DOTALL | re.IGNORECASE
+)
 _BREAKS = ("<tr", "<br", "<p>", "<li", "<di", "<h1", "<h2", "<h3")
-_BLANK_LINES = re.compile(r"[ \t]*\n(?:[ \t]*\n)+")
+_BLANK_LINES = re.compile(r"(?<![ \t])[ \t]*+\n(?:[ \t]*+\n)+")
 
 
 class Cleaner(Protocol):
@@ -128,7 +133,7 @@ class _Presenter:
         self._cleaner = cleaner
         self._store = store
         self._images: list[dict[str, Any]] = []
-        self._items: list[Item] = [self._readable(item) for item in _folded(outputs.items())]
+        self._items: list[Item] = [self._readable(item) for item in _merged(_folded(outputs.items()))]
         self._error = None if error is None else self._short(error)
         errors = [n for n, item in enumerate(self._items) if isinstance(item, dict) and "ename" in item]
         self._last = errors[-1] if errors and error is not None else None  # it stands at the end of the text
@@ -136,7 +141,7 @@ class _Presenter:
     def present(self) -> Presented:
         said = "" if self._error is None else _ended(self._error.traceback)
         everything = [item for n, item in enumerate(self._items) if n != self._last]
-        items = _without_middle(everything, "stderr", self._budget.stderr)
+        items = _without_middle(everything, "stderr", self._budget.stderr, self._cleaner)
         body = _joined(items)
         room = max(self._budget.output - len(said.encode()), 0)
         is_cut = items is not everything or body.gap > 0 or body.size > room or self._has_long_stdout()
@@ -229,9 +234,10 @@ class _Presenter:
         for mime, value in item["data"].items():
             if isinstance(value, str) and _is_binary(mime):
                 kept, note = self._image(mime, value)
+            elif mime == "text/plain" and isinstance(value, str):
+                kept, note = strip_controls(value), None  # cut where it is shown: a file holds all
             elif isinstance(value, str):
-                text = strip_controls(value) if mime == "text/plain" else value
-                kept, note = _cut(text, max(self._budget.output, 1), self._cleaner, _Where()).text, None
+                kept, note = self._cut_display(value), None
             else:
                 kept, note = _masked_json(value, self._cleaner.mask), None
                 if len(json_text(kept)) > self._budget.output:
@@ -241,7 +247,7 @@ class _Presenter:
             if note is not None:
                 notes.append(note)
         if not isinstance(data.get("text/plain"), str):
-            notes.insert(0, _as_text(data))
+            notes.insert(0, strip_controls(_as_text({mime: item["data"][mime] for mime in data})))
         else:
             notes.insert(0, data["text/plain"])
         if readable := "\n".join(filter(None, notes)):
@@ -254,7 +260,7 @@ class _Presenter:
         image: dict[str, Any] = {"mime": mime, "bytes": size}
         self._images.append(image)
         if len(value) <= INLINE:
-            return value, None
+            return value if _NO_TEXT.fullmatch(value) else self._cleaner.mask(value), None
         try:
             data = base64.b64decode(value, validate=False)
         except (binascii.Error, ValueError):
@@ -270,14 +276,23 @@ class _Presenter:
     def _notebook(self) -> list[dict[str, Any]]:
         """The outputs as a notebook keeps them, each of a size that can be read."""
         outputs: list[dict[str, Any]] = []
-        for item in _merged(self._items):
+        for item in self._items:
             if isinstance(item, dict):
-                outputs.append(dict(item))
+                outputs.append(self._notebook_form(item))
             elif isinstance(item, Text) and item.text:
                 budget = self._budget.output if item.name == "stdout" else self._budget.stderr
                 text = _cut(item.text, budget, self._cleaner, _Where()).text
                 outputs.append({"output_type": "stream", "name": item.name, "text": text})
         return outputs
+
+    def _notebook_form(self, output: dict[str, Any]) -> dict[str, Any]:
+        text = output.get("data", {}).get("text/plain")
+        if text is None:
+            return dict(output)
+        return {**output, "data": {**output["data"], "text/plain": self._cut_display(text)}}
+
+    def _cut_display(self, text: str) -> str:
+        return _cut(text, max(self._budget.output, 1), self._cleaner, _Where()).text
 
 
 @dataclass(frozen=True)
@@ -333,17 +348,19 @@ def _folded(items: list[Item]) -> list[Item]:
 
 def _merged(items: list[Item]) -> list[Item]:
     merged: list[Item] = []
-    for item in items:
-        last = merged[-1] if merged else None
-        if isinstance(item, Text) and isinstance(last, Text) and last.name == item.name:
-            merged[-1] = Text(item.name, last.text + item.text)
+    for name, run in groupby(items, key=lambda item: item.name if isinstance(item, Text) else None):
+        if name is None:
+            merged += run
         else:
-            merged.append(item)
+            merged.append(Text(name, "".join(item.text for item in run if isinstance(item, Text))))
     return merged
 
 
-def _without_middle(items: list[Item], name: str, budget: int) -> list[Item]:
-    """Leave the middle of one stream out where it is longer than *budget* bytes; the rest stays in order."""
+def _without_middle(items: list[Item], name: str, budget: int, cleaner: Cleaner) -> list[Item]:
+    """Leave the middle of one stream out where it is longer than *budget* bytes; the rest stays in order.
+
+    What stands at the two cuts is masked before.
+    """
     sizes = [len(item.text.encode()) if isinstance(item, Text) and item.name == name else 0 for item in items]
     total = sum(sizes)
     if total <= budget:
@@ -362,8 +379,8 @@ def _without_middle(items: list[Item], name: str, budget: int) -> list[Item]:
             kept.append(item)
             continue
         data = item.text.encode()
-        first = data[: max(head - start, 0)].decode("utf-8", "ignore")
-        last = data[max(total - tail - start, 0) :].decode("utf-8", "ignore") if end > total - tail else ""
+        first = _end_of_head(data, max(head - start, 0), cleaner)
+        last = _start_of_tail(data, min(max(end - (total - tail), 0), size), cleaner)
         middle = ""
         if not said:
             said = True
@@ -371,6 +388,17 @@ def _without_middle(items: list[Item], name: str, budget: int) -> list[Item]:
             middle = f"\n[... STDERR TRUNCATED: {omitted:,} of {total:,} bytes are left out here ...]\n"
         kept.append(Text(name, first + middle + last))
     return kept
+
+
+def _end_of_head(data: bytes, size: int, cleaner: Cleaner) -> str:
+    text = cleaner.mask(data[: size + cleaner.margin].decode("utf-8", "ignore")) if size else ""
+    return text.encode()[:size].decode("utf-8", "ignore")
+
+
+def _start_of_tail(data: bytes, size: int, cleaner: Cleaner) -> str:
+    window = data[max(len(data) - size - cleaner.margin, 0) :] if size else b""
+    masked = cleaner.mask(window.decode("utf-8", "ignore")).encode()
+    return masked[max(len(masked) - size, 0) :].decode("utf-8", "ignore")
 
 
 class _Joined(NamedTuple):
@@ -443,7 +471,7 @@ def _masked_json(value: Any, mask: Callable[[str], str]) -> Any:
         case str():
             return mask(value)
         case dict():
-            return {key: _masked_json(item, mask) for key, item in value.items()}
+            return {mask(key): _masked_json(item, mask) for key, item in value.items()}
         case list():
             return [_masked_json(item, mask) for item in value]
     return value

@@ -1,5 +1,6 @@
 """The Jupyter client of our kernels, for nbclient and everybody who drives a manager by hand."""
 
+import contextlib
 import time
 from queue import Empty
 from typing import Any, Protocol
@@ -103,13 +104,17 @@ class HermesKernelClient(AsyncKernelClient):
     async def _async_wait_for_ready(self, timeout: float | None = None) -> None:
         """Wait for the kernel's first answer, and for a message that shows that IOPub is subscribed.
 
-        Raises RuntimeError if the kernel ends before, or does not answer within *timeout* seconds.
+        What is there already may be of the kernel before a restart, and shows nothing. Raises RuntimeError if
+        the kernel ends before, or does not answer within *timeout* seconds.
         """
         deadline = float("inf") if timeout is None else time.monotonic() + timeout
         ask_again = 0.0
         asked: set[str] = set()
         answer: dict[str, Any] | None = None
         subscribed = False
+        with contextlib.suppress(Empty):
+            while True:
+                await self.iopub_channel.get_msg(timeout=0)
         while answer is None or not subscribed:
             now = time.monotonic()
             if now > deadline:
@@ -126,8 +131,9 @@ class HermesKernelClient(AsyncKernelClient):
                     if message["parent_header"].get("msg_id") in asked:
                         answer = message
                 else:
-                    await self.iopub_channel.get_msg(timeout=POLL)
-                    subscribed = True
+                    message = await self.iopub_channel.get_msg(timeout=POLL)
+                    is_welcome = message["header"]["msg_type"] == "iopub_welcome"
+                    subscribed = is_welcome or message["parent_header"].get("msg_id") in asked
             except Empty:
                 pass  # nothing yet: look at the process and the clock again
         self._handle_kernel_info_reply(answer)

@@ -98,6 +98,11 @@ class KernelConnection:
         self._sockets.clear()
         self._monitors.clear()
 
+    def read_now(self) -> None:
+        """Take in what has arrived, as much as is read at once."""
+        for channel in _CHANNELS:
+            self._read(channel)
+
     def read_all(self) -> None:
         """Take in everything that has arrived."""
         for channel in _CHANNELS:

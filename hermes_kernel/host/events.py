@@ -5,8 +5,9 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 
-from ..cell.events import CellEvent, Display, StreamText
+from ..cell.events import CellEvent, Display, StreamText, ToolCallEnded, ToolCallStarted
 from ..cell.message import Message
 from ..cell.shown import Cleaner, masked
 from ..cell.text import StreamCleaner
@@ -126,12 +127,20 @@ class EventPump:
                 data, metadata = (masked(part, self._cleaner) for part in (item.data, item.metadata))
                 self._call(Display(data, metadata, item.updates))
             else:
-                self._call(item)
+                self._call(self._masked_call(item))
         for name, count in skipped.items():
             self._call(StreamText(name, "", count))
+
+    def _masked_call(self, event: CellEvent) -> CellEvent:
+        match event:
+            case ToolCallStarted():
+                return replace(event, args=self._cleaner.mask(event.args))
+            case ToolCallEnded(error=str(error)):
+                return replace(event, error=self._cleaner.mask(error))
+        return event
 
     def _call(self, event: CellEvent) -> None:
         try:
             self._on_event(event)
-        except Exception:  # noqa: BLE001  # the host's function; the cell must go on
+        except BaseException:  # noqa: BLE001  # the host's function; the cell and this thread must go on
             _log.exception("on_event failed for %s", type(event).__name__)

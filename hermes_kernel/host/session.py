@@ -190,6 +190,7 @@ class KernelSession:
         """
         if self._exit.done():
             raise KernelGoneError(f"{self._launched.handle} has ended")
+        self._connection.read_now()  # a cell of another client may have begun
         if (waited := await self._wait_for_others(cut, queue_deadline)) is not None:
             return waited
         if self._gone_channels:  # its messages would not reach us any more

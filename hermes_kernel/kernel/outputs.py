@@ -15,9 +15,10 @@ import select
 import struct
 import sys
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from pathlib import Path
+from sys import gettrace, settrace
 from time import monotonic
 from typing import Any, Protocol
 
@@ -200,6 +201,10 @@ class OutputLog:
         self._sent_at = 0.0
         self._flush_due = False
         self._flush_wanted = False
+        # A signal handler or a trace function may print while its thread is at work here: that waits.
+        self._busy = False
+        self._waiting: deque[tuple[str, bytes, dict[str, Any], int | None, int]] = deque()
+        self._send_waits = False
         self._forked = False
         self._session: Session | None = None
         self._iopub: IOPub | None = None
@@ -259,27 +264,56 @@ class OutputLog:
             self._write_in_child(name, data)
             return
         with self.lock:
-            segment = self.segment
-            if segment is None or segment.parent is not parent or segment.rest.name != name:
-                segment = self._begin_segment(name, parent)
-            size = len(data)
-            if raw is not None:
-                segment.cell.decoded[name] += size - raw
-            if size > SEND_AT:
-                self._append_much(segment, data, from_pipe)
-                return
-            rest = segment.rest
-            rest.add(data, from_pipe=from_pipe)
-            if rest.total - rest.sent >= SEND_AT:
-                self._send()
-            elif not self._flush_due:
-                self._flush_due = True
-                self._flush_after(FLUSH_INTERVAL)
+            self._waiting.append((name, data, parent, raw, from_pipe))
+            self._work()
+
+    def _work(self) -> None:
+        """Do what waits, in order; nothing if this thread is doing it already."""
+        if self._busy:
+            return
+        self._busy = True
+        trace = gettrace()
+        if trace is not None:  # one that prints each line would never come to an end of ours
+            settrace(None)
+        try:
+            while self._waiting or self._send_waits:
+                if self._waiting:
+                    self._append(*self._waiting.popleft())
+                else:
+                    self._send_waits = False
+                    self._send_now()
+        finally:
+            self._busy = False
+            if trace is not None:
+                settrace(trace)
+
+    def _append(
+        self, name: str, data: bytes, parent: dict[str, Any], raw: int | None, from_pipe: int
+    ) -> None:
+        # Until it is there again, nobody writes into the segment without the lock.
+        segment, self.segment = self.segment, None
+        if segment is None or segment.parent is not parent or segment.rest.name != name:
+            segment = self._begin_segment(name, parent)
+        size = len(data)
+        if raw is not None:
+            segment.cell.decoded[name] += size - raw
+        if size > SEND_AT:
+            self._append_much(segment, data, from_pipe)
+            return
+        rest = segment.rest
+        rest.add(data, from_pipe=from_pipe)
+        if rest.total - rest.sent >= SEND_AT:
+            self._send_now()
+            return
+        self.segment = segment
+        if not self._flush_due:
+            self._flush_due = True
+            self._flush_after(FLUSH_INTERVAL)
 
     def _append_much(self, segment: _Segment, data: bytes, from_pipe: int) -> None:
         """Put more than fits into the ring at its end, in parts; of a flood only the end is needed."""
         name, parent, rest = segment.rest.name, segment.parent, segment.rest
-        self._send()
+        self._send_now()
         at = 0
         while at < len(data):
             if segment.cell.sent >= FLOOD:
@@ -293,7 +327,7 @@ class OutputLog:
             segment = self._begin_segment(name, parent)
             rest.add(data[at:end], from_pipe=from_pipe)
             at, from_pipe = end, 0
-            self._send()
+            self._send_now()
 
     def _begin_segment(self, name: str, parent: dict[str, Any]) -> _Segment:
         key = parent.get("msg_id", "")
@@ -302,9 +336,9 @@ class OutputLog:
             cell = self._cells[key] = _Cell(parent)
             while len(self._cells) > REMEMBERED_CELLS:
                 self._cells.popitem(last=False)
-        if self.segment is not None:
-            self.segment.end = self.segment.rest.total
-        segment = self.segment = _Segment(self._rests[name], parent, cell)
+        if self._segments:
+            self._segments[-1].end = self._segments[-1].rest.total
+        segment = _Segment(self._rests[name], parent, cell)
         self._segments.append(segment)
         return segment
 
@@ -341,7 +375,7 @@ class OutputLog:
         """
         self.flush()
         with self.lock:
-            for cell in self._cells.values():
+            for cell in list(self._cells.values()):
                 self._send_tails(cell)
             done = self._cells.get(msg_id)
             if done is None:
@@ -349,7 +383,7 @@ class OutputLog:
             return {name: done.totals[name] - done.decoded[name] for name in STREAMS}
 
     def _send_tails(self, cell: _Cell) -> None:
-        for name, (start, end) in cell.tails.items():
+        for name, (start, end) in list(cell.tails.items()):
             rest = self._rests[name]
             kept = max(start, rest.total - rest.size)
             data = rest.between(kept, end)
@@ -394,15 +428,19 @@ class OutputLog:
 
     def _send(self) -> None:
         with self.lock:
-            self._flush_due = self._flush_wanted = False
-            if self._session is None or self._iopub is None:
-                return
-            segments, self._segments, self.segment = self._segments, [], None
-            if segments:
-                segments[-1].end = segments[-1].rest.total
-                self._sent_at = monotonic()
-            for segment in segments:
-                self._send_segment(segment)
+            self._send_waits = True
+            self._work()
+
+    def _send_now(self) -> None:
+        self._flush_due = self._flush_wanted = False
+        if self._session is None or self._iopub is None:
+            return
+        segments, self._segments, self.segment = self._segments, [], None
+        if segments:
+            segments[-1].end = segments[-1].rest.total
+            self._sent_at = monotonic()
+        for segment in segments:
+            self._send_segment(segment)
 
     def _send_segment(self, segment: _Segment) -> None:
         cell, rest, start, end = segment.cell, segment.rest, segment.start, segment.end
@@ -448,6 +486,8 @@ class OutputLog:
         self._child_lines: dict[str, bytes] = {}
         self.lock = threading.RLock()
         self._segments, self.segment = [], None
+        self._busy = self._send_waits = False
+        self._waiting.clear()
 
 
 class OrderedSocket(BackgroundSocket):
@@ -526,8 +566,8 @@ class HermesOutStream(io.TextIOBase):
         log, parent, size, now = self._output_log, WRITER.get(self._latest_parent), len(text), monotonic()
         # A print is two calls of this, and there may be millions: what is usual is done here, without the
         # lock. Between the look at the segment and the new total nothing is called, so that under the GIL no
-        # other thread and no signal handler comes in between.
-        if now - log.written_at < OTHERS_MAY_WRITE and HAS_GIL and text.isascii():
+        # other thread and no signal handler comes in between; a trace function would.
+        if now - log.written_at < OTHERS_MAY_WRITE and HAS_GIL and text.isascii() and gettrace() is None:
             data = text.encode()
             log.written_at = now
             segment = log.segment

@@ -1,5 +1,6 @@
 import warnings
 from itertools import pairwise
+from time import perf_counter
 from typing import Any
 
 import nbformat
@@ -8,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nbformat import v4
 
+from hermes_kernel.cell.masks import Masks
 from hermes_kernel.cell.message import MalformedMessage, Message
 from hermes_kernel.cell.outputs import CellError, OutputCollector, stream_end
-from hermes_kernel.cell.shown import present
-from hermes_kernel.cell.text import strip_controls
+from hermes_kernel.cell.shown import masked, present
+from hermes_kernel.cell.text import fold, strip_controls
 
 from .test_message import TRACEBACK, KernelVoice
 
@@ -349,7 +351,8 @@ def test_any_outputs_make_a_valid_notebook_that_says_the_same(messages: list[Mes
     validate(notebook)
     for name in ("stdout", "stderr"):
         texts = [o["text"] for o in notebook if o["output_type"] == "stream" and o["name"] == name]
-        assert "".join(texts) == strip_controls(getattr(outputs, name))
+        folded = "".join(text for _, text in fold([(name, getattr(outputs, name))]))
+        assert "".join(texts) == strip_controls(folded)
     kinds = [(output["output_type"], output.get("name")) for output in notebook]
     assert not any(a == b and a[0] == "stream" for a, b in pairwise(kinds)), "one stream in two pieces"
     for output in notebook:
@@ -379,3 +382,76 @@ def test_every_value_and_traceback_begins_a_line(messages: list[Message]) -> Non
             assert rest.startswith("\n")
             rest, at_line_start = rest[1:], True
     assert rest == ""
+
+
+SECRET = "Zq7" + "aB9dK" * 7 + "-xyz"
+
+
+class Kept:
+    """A store that remembers what it was given."""
+
+    def __init__(self) -> None:
+        self.files: list[bytes] = []
+
+    def keep(self, name: str, data: bytes) -> str | None:
+        self.files.append(data)
+        return f"/kept/{name}"
+
+
+@pytest.mark.parametrize("before", range(3_960, 4_001, 3))
+@pytest.mark.parametrize("behind", [0, 5_965])
+def test_no_part_of_a_secret_is_shown_where_the_standard_error_is_cut(before: int, behind: int) -> None:
+    text = "." * before + SECRET + "." * 20_000 + SECRET + "." * (behind + before - 3_960)
+    shown = present(collected(VOICE.stream(text, "stderr")), None, cleaner=Masks([SECRET]))
+    assert shown.truncated
+    assert not any(part in shown.text for part in (SECRET[:8], SECRET[-8:]))
+
+
+@pytest.mark.parametrize("text", ["x" * 200_000, "first\n" + "x" * 200_000 + "\nlast"])
+def test_a_value_that_is_cut_is_said_to_be_and_kept_whole(text: str) -> None:
+    store = Kept()
+    shown = present(collected(VOICE.result(text)), None, store=store)
+    assert shown.truncated
+    assert store.files == [f"{text}\n".encode()]
+    assert len(shown.text.encode()) <= 51_000
+    assert len(str(shown.value).encode()) <= 51_000
+    assert len(shown.outputs[0]["data"]["text/plain"].encode()) <= 51_000
+
+
+@pytest.mark.parametrize("mime", ["application/json", "image/png", "text/html"])
+def test_a_secret_is_in_no_part_of_a_display(mime: str) -> None:
+    value: Any = {SECRET: [{SECRET: SECRET}]} if mime == "application/json" else SECRET
+    message = VOICE.display({mime: value})
+    message.content["metadata"] = {SECRET: {SECRET: SECRET}}
+    shown = present(collected(message), None, cleaner=Masks([SECRET]))
+    assert SECRET not in repr(shown)
+    assert masked({SECRET: 1}, Masks([SECRET])) == {"***": 1}
+
+
+@pytest.mark.parametrize("piece", ["<script>", "<style", "<!--", "<", "</script ", " ", "<p>\n", "<a b='"])
+def test_html_is_read_in_linear_time(piece: str) -> None:
+    outputs = collected(VOICE.display({"text/html": piece * (2_000_000 // len(piece))}))
+    started = perf_counter()
+    present(outputs, None)
+    assert perf_counter() - started < 5
+
+
+def test_the_text_of_html_has_no_controls() -> None:
+    assert collected(VOICE.display({"text/html": "<b>a&#8238;b\x1b[31mc</b>"})).text == "abc\n"
+
+
+def test_what_is_left_of_one_stream_when_the_other_is_overwritten_is_put_together_fast() -> None:
+    messages = [VOICE.stream("x" * 40), VOICE.stream("\r", "stderr")]
+    outputs = collected(*(messages * 100_000))
+    started = perf_counter()
+    assert len(present(outputs, None).outputs) == 1
+    assert perf_counter() - started < 5
+
+
+def test_an_update_of_many_displays_is_held_within_bounds() -> None:
+    outputs = Collected(hold=1_000)
+    for _ in range(10):
+        outputs.add(VOICE.display("a", "id"))
+    outputs.add(VOICE.display("x" * 400, "id", update=True))
+    assert outputs.text.count("x") == 800
+    assert (outputs.left_out, outputs.size) == (8, 808)

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hermes_kernel.cell.execution import Settlement, cut_before_run
+from hermes_kernel.cell.masks import Masks
 from hermes_kernel.cell.outputs import CellError, OutputCollector
 from hermes_kernel.cell.request import CellTimes
 from hermes_kernel.cell.result import CellResult, KernelReport, LateOutput, ToolCallRecord, cell_result
@@ -457,3 +458,17 @@ def test_any_result_is_strict_json_below_the_limit(
     assert payload["stdout_bytes_total"] == len(outputs.stdout.encode())
     for part in (result.text, result.stdout, result.stderr, result.value or ""):
         part.encode("utf-8")
+
+
+def test_a_secret_is_in_no_part_of_a_result() -> None:
+    secret = "hunter2_is_mine"
+    error = CellError("ModuleNotFoundError", f"No module named '{secret}'", "Traceback")
+    result = result_of(
+        replace(settled(CellStatus.ERROR), error=error),
+        tool_calls=(ToolCallRecord("f", f"x={secret!r}", 0.1, f"bad {secret}"),),
+        report=replace(REPORT, leftovers=(f"thread {secret}",)),
+        cleaner=Masks([secret]),
+    )
+    assert result.hint is not None
+    assert secret not in repr(result)
+    assert secret not in result.to_json()

@@ -157,7 +157,7 @@ def test_a_call_behind_a_strangers_cell_waits_in_the_queue_and_touches_nothing(
         begun.read_bytes()
         while True:  # the host has to have heard of it, too
             message = stranger.client.get_iopub_msg(timeout=30)
-            if message["parent_header"].get("msg_id") == request:
+            if (message["msg_type"], message["parent_header"].get("msg_id")) == ("execute_input", request):
                 break
         asked = iter([False, False, True])
         interrupted = (lambda: next(asked, True)) if end == "caller" else None

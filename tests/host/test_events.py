@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from hermes_kernel.cell.events import CellEvent, Display, StreamText, ToolCallStarted
+from hermes_kernel.cell.events import CellEvent, Display, StreamText, ToolCallEnded, ToolCallStarted
 from hermes_kernel.cell.masks import Masks
 from hermes_kernel.host import events as module
 from hermes_kernel.host.events import EventPump
@@ -20,7 +20,7 @@ def pumped(*told: Any, on_event: Callable[[CellEvent], object] | None = None) ->
     events: list[CellEvent] = []
     pump = EventPump(on_event or events.append, Masks([SECRET]))  # type: ignore[arg-type]
     for one in told:
-        if isinstance(one, ToolCallStarted):
+        if isinstance(one, ToolCallStarted | ToolCallEnded):
             pump.tell(one)
         else:
             pump.tell_message(one)
@@ -104,3 +104,19 @@ def test_one_that_never_returns_does_not_hold_the_end(
     assert pump._thread is not None
     pump._thread.join(30)
     assert not pump._thread.is_alive()
+
+
+def test_a_secret_of_a_tool_call_is_masked() -> None:
+    told = pumped(ToolCallStarted(1, "f", f"x='{SECRET}'"), ToolCallEnded(1, "f", 0.1, f"bad {SECRET}"))
+    assert told == [ToolCallStarted(1, "f", "x='***'"), ToolCallEnded(1, "f", 0.1, "bad ***")]
+
+
+def test_one_that_exits_is_called_again() -> None:
+    events: list[CellEvent] = []
+
+    def exits(event: CellEvent) -> None:
+        events.append(event)
+        raise SystemExit
+
+    pumped(VOICE.display("a"), VOICE.display("b"), on_event=exits)
+    assert len(events) == 2

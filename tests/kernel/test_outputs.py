@@ -1,11 +1,14 @@
 """The output log and its streams, with an IOPub thread that is only a list."""
 
 import os
+import re
+import signal
 import struct
 import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -318,3 +321,76 @@ def test_writers_in_many_threads_lose_nothing() -> None:
     ends = [end for _, _, end in wire.messages()]
     assert ends == sorted(ends)
     assert ends[-1] == 8000
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="POSIX signals")
+def test_a_signal_handler_that_prints_loses_nothing_and_disturbs_nothing() -> None:
+    wire = Wire()
+    handled = 0
+
+    def handle(*_: object) -> None:
+        nonlocal handled
+        handled += 1
+        print("s" * 7, file=wire.stdout)
+        print("e" * 7, file=wire.stderr)
+
+    before = signal.signal(signal.SIGALRM, handle)
+    signal.setitimer(signal.ITIMER_REAL, 0.002, 0.002)
+    try:
+        for n in range(20_000):
+            wire.stdout.write(f"{n:07}\n")
+            if n % 3 == 0:
+                wire.stderr.write(f"{n:07}\n")
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    wire.log.flush()
+    assert handled > 10
+    out = "".join(text for name, text in wire.texts() if name == "stdout")
+    err = "".join(text for name, text in wire.texts() if name == "stderr")
+    assert (len(out), len(err)) == (8 * (20_000 + handled), 8 * (6667 + handled))
+    assert re.findall(r"\d{7}", out) == [f"{n:07}" for n in range(20_000)]
+
+
+def test_a_handler_that_prints_while_a_segment_begins_comes_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    wire = Wire()
+    wire.stdout.write("1")
+    begin = wire.log._begin_segment
+    monkeypatch.setattr(
+        wire.log,
+        "_begin_segment",
+        lambda *given: (wire.stdout.write("s"), monkeypatch.undo(), begin(*given))[2],
+    )
+    wire.stderr.write("e")
+    wire.stdout.write("2")
+    wire.log.flush()
+    assert wire.texts() == [("stdout", "1"), ("stderr", "e"), ("stdout", "s2")]
+
+
+def test_a_trace_function_that_prints_each_line_loses_nothing() -> None:
+    wire = Wire()
+    calls = 0
+
+    def trace(frame: FrameType, event: str, arg: object) -> Any:
+        nonlocal calls
+        calls += 1
+        wire.stdout.write(f"T{calls:06}\n")
+        wire.stderr.write(f"E{calls:06}\n")
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        for n in range(50):
+            wire.stdout.write(f"H{n:06}\n")
+            wire.stdout.flush()
+        still = sys.gettrace()
+    finally:
+        sys.settrace(before)
+    wire.log.flush()
+    assert still is trace
+    out = "".join(text for name, text in wire.texts() if name == "stdout")
+    err = "".join(text for name, text in wire.texts() if name == "stderr")
+    assert re.findall(r"T\d{6}\n", out) == [f"T{n + 1:06}\n" for n in range(calls)]
+    assert re.findall(r"H\d{6}\n", out) == [f"H{n:06}\n" for n in range(50)]
+    assert len(err) == 8 * calls
