@@ -35,7 +35,6 @@ SEND_AT = RING // 2  # bytes that are sent without waiting for the interval: nev
 FLOOD = 8 * 1024 * 1024  # bytes of one cell that are sent as they come
 REMEMBERED_CELLS = 64  # whose threads may still write
 FLUSH_TIMEOUT = 10.0  # seconds that a waiting flush waits for the IOPub thread
-OTHERS_MAY_WRITE = 20e-6  # seconds since the last text in which a child can have written; a print takes 1e-6
 READ_SIZE = 64 * 1024  # bytes; what a pipe holds
 
 HAS_GIL = getattr(sys, "_is_gil_enabled", lambda: True)()
@@ -198,6 +197,8 @@ class OutputLog:
         self._segments: list[_Segment] = []
         self.segment: _Segment | None = None  # the last of them
         self.written_at = 0.0
+        self.shortest_write = 0.0
+        """Seconds that it takes at least to write to a descriptor: within them nobody has."""
         self._sent_at = 0.0
         self._flush_due = False
         self._flush_wanted = False
@@ -212,6 +213,7 @@ class OutputLog:
         self._cells: OrderedDict[str, _Cell] = OrderedDict()
         self._mark = StartMark(None)
         self._pipes: list[_DescriptorPipe] = []
+        self._poll: select.poll | None = None
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._after_fork)
 
@@ -236,11 +238,15 @@ class OutputLog:
             self._mark = StartMark(directory / "cell.started")
         if hasattr(os, "fork"):
             self._pipes = [_DescriptorPipe(s, pipe) for s, pipe in zip(streams, pipes, strict=True)]
+            self._poll = select.poll()
+            for pipe in self._pipes:
+                self._poll.register(pipe.read_end, select.POLLIN)
+            self.shortest_write = min((pipe.time_of_write() for pipe in self._pipes), default=0.0)
             threading.Thread(target=self._watch_pipes, name="hermes-fd", daemon=True).start()
 
     def write(self, name: str, text: str, parent: dict[str, Any]) -> None:
         """Take in text that Python code writes, in the cell whose request has the header *parent*."""
-        if monotonic() - self.written_at > OTHERS_MAY_WRITE:
+        if monotonic() - self.written_at >= self.shortest_write:
             self.drain()  # what a child has written before this stands before it
         try:
             data = text.encode()
@@ -391,6 +397,15 @@ class OutputLog:
             self._say(cell.parent, rest, data[lead:], end, skipped=cell.skipped[name] - len(data) + lead)
             cell.skipped[name] = 0
         cell.tails.clear()
+
+    def others(self) -> bool:
+        """Whether children or C code have written something that has not been taken in."""
+        if self._poll is None or self._forked:
+            return False
+        try:
+            return bool(self._poll.poll(0))
+        except RuntimeError:  # another thread looks just now
+            return True
 
     def drain(self) -> None:
         """Take in what children and C code have written by now."""
@@ -567,9 +582,9 @@ class HermesOutStream(io.TextIOBase):
         # A print is two calls of this, and there may be millions: what is usual is done here, without the
         # lock. Between the look at the segment and the new total nothing is called, so that under the GIL no
         # other thread and no signal handler comes in between; a trace function would.
-        if now - log.written_at < OTHERS_MAY_WRITE and HAS_GIL and text.isascii() and gettrace() is None:
+        alone = now - log.written_at < log.shortest_write or not log.others()
+        if alone and HAS_GIL and text.isascii() and gettrace() is None:
             data = text.encode()
-            log.written_at = now
             segment = log.segment
             if segment is not None and segment.parent is parent and segment.name is self.name:
                 rest = segment.rest
@@ -579,6 +594,7 @@ class HermesOutStream(io.TextIOBase):
                     rest.map[at : at + size] = data
                     rest.total = total = total + size
                     rest.count[0] = total
+                    log.written_at = monotonic()
                     return size
         log.write(self.name, text, parent)
         return size
@@ -673,6 +689,15 @@ class _DescriptorPipe:
         os.set_blocking(self.read_end, False)
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._after_fork)
+
+    def time_of_write(self) -> float:
+        """Return how many seconds it takes at least to write to the pipe."""
+        times = []
+        for _ in range(5):
+            began = monotonic()
+            os.write(self._write_end, b"")
+            times.append(monotonic() - began)
+        return min(times)
 
     def drain(self) -> None:
         """Take in all that is in the pipe now."""

@@ -314,10 +314,14 @@ class Warden:
             return
         if self._kernel_watch is not None and self._events.wait([self._kernel_watch], timeout=0):
             return
-        try:
-            os.killpg(self._pid, signum)
-        except (ProcessLookupError, PermissionError):
-            pass  # it ends just now, or has become another user's
+        for send in (os.killpg, os.kill):  # the first time it is scheduled, it makes a group of its own
+            try:
+                send(self._pid, signum)
+            except ProcessLookupError:
+                continue
+            except PermissionError:  # it has become another user's
+                return
+            return
 
     def _reap(self) -> None:
         """Take in every child that has ended."""

@@ -205,6 +205,13 @@ def test_the_streams_keep_their_order(registry: BlockingRegistry) -> None:
     assert result.text == "".join(f"p {n}\ne {n}\nw {n}\ns {n}\n" for n in range(20))
 
 
+def test_prints_and_raw_writes_keep_their_order(registry: BlockingRegistry) -> None:
+    code = "import os\nfor n in range(300): print('p', n); os.write({}, b'r %d\\n' % n)"
+    whole = "".join(f"p {n}\nr {n}\n" for n in range(300))
+    for descriptor in (1, 2):
+        assert registry.execute(code.format(descriptor), owner="a").text == whole
+
+
 LATE = {
     "thread": "import threading, time\n"
     "def f(): time.sleep(0.6); print('LATE')\nthreading.Thread(target=f).start(); print('cell1')",
