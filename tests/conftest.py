@@ -25,13 +25,6 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("hermes")
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Give each of several processes that share the tests a place of its own for temporary files."""
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="hkx-")
-        tempfile.tempdir = None
-
-
 @pytest.fixture(scope="session", autouse=True)
 def runtime() -> Iterator[Path]:
     """A runtime directory of this run's own, short enough for sockets."""
