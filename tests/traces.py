@@ -19,9 +19,10 @@ def kernels_of(runtime: Path) -> list[Path]:
     return sorted(base.iterdir()) if base.exists() else []
 
 
-def short_socket_directories() -> set[str]:
+def short_socket_directories(place: str | None = None) -> set[str]:
     user = f"hk-{os.getuid()}-"
-    return {entry.name for entry in Path(tempfile.gettempdir()).iterdir() if entry.name.startswith(user)}
+    entries = Path(place or tempfile.gettempdir()).iterdir()
+    return {entry.name for entry in entries if entry.name.startswith(user)}
 
 
 def marked_processes(ipython_under: str) -> list[psutil.Process]:

@@ -354,20 +354,20 @@ def test_processes_that_have_outlived_all_that_should_end_them_are_ended_by_the_
 
 
 def test_sockets_that_stand_elsewhere_go_with_what_a_dead_kernel_has_left(place: Path) -> None:
-    """The path of the runtime directory is too long for them."""
+    """The path of the runtime directory is too long for them, and so is that of temporary files."""
     long = place / ("x" * 90)
     (long / "tmp").mkdir(parents=True, mode=0o700)
     long.chmod(0o700)
-    before = traces.short_socket_directories()
+    before = traces.short_socket_directories("/tmp")
     with host(FORK, runtime=long) as one:
         assert one.cell("1")["status"] == "ok"
         line = one.family()
         end_all_above(one.pid, line.zygote, line.warden)
         one.wait()
-    assert traces.short_socket_directories() - before
+    assert traces.short_socket_directories("/tmp") - before
     with host(FORK, runtime=long):
-        gone = traces.eventually(lambda: traces.short_socket_directories() <= before, within=BOUND)
-        assert gone, traces.short_socket_directories() - before
+        gone = traces.eventually(lambda: traces.short_socket_directories("/tmp") <= before, within=BOUND)
+        assert gone, traces.short_socket_directories("/tmp") - before
 
 
 @NEEDS_NAMESPACES
