@@ -22,11 +22,14 @@ INLINE = 1024 * 1024  # characters of an image that stay in the result
 SHORT_VALUE = 2_000  # characters of an exception's text that a result shows, beside its traceback
 _STREAMS = ("stdout", "stderr")
 _NO_TEXT = re.compile(r"[A-Za-z0-9+/\s]*={0,2}\s*")
-_UNFINISHED = re.compile(r"\x1b(?:\[[0-?]*[ -/]*)?\Z")
+_UNFINISHED = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*\Z|\x1b[ -/]*\Z")
 # What is not ended goes on to the end, as in a browser: so each character is looked at a few times only.
 _TAG = re.compile(
     r"<(script|style)\b.*?(?:</\1\s*>|\Z)|<!--.*?(?:-->|\Z)|<[^<>]{0,5000}+>", re.DOTALL | re.IGNORECASE
 )
+_SAYS_NOTHING = re.compile(r"<[\w.<>]+ object(?: at 0x[0-9a-f]+)?>|<[\w.<>]+ at 0x[0-9a-f]+>")
+"""The text of an object that has none of its own."""
+
 _BREAKS = ("<tr", "<br", "<p>", "<li", "<di", "<h1", "<h2", "<h3")
 _BLANK_LINES = re.compile(r"(?<![ \t])[ \t]*+\n(?:[ \t]*+\n)+")
 
@@ -246,10 +249,11 @@ class _Presenter:
                 data[mime] = kept
             if note is not None:
                 notes.append(note)
-        if not isinstance(data.get("text/plain"), str):
-            notes.insert(0, strip_controls(_as_text({mime: item["data"][mime] for mime in data})))
-        else:
-            notes.insert(0, data["text/plain"])
+        said = data.get("text/plain")
+        if not isinstance(said, str) or _SAYS_NOTHING.fullmatch(said):
+            readable = strip_controls(_as_text({mime: item["data"][mime] for mime in data}))
+            said = _cut(readable, self._budget.output, self._cleaner, _Where()).text or said or ""
+        notes.insert(0, said)
         if readable := "\n".join(filter(None, notes)):
             data["text/plain"] = readable
         metadata = _masked_json(plain(item.get("metadata", {})), self._cleaner.mask)

@@ -119,6 +119,15 @@ def test_a_display_is_shown_by_its_text() -> None:
     assert shown(VOICE.display({"application/json": {"k": [1]}})).text == '{"k": [1]}\n'
     assert shown(VOICE.display({"image/png": "aGk="})).text == "[image/png]\n"
     assert shown(VOICE.display({"text/markdown": "# t", "text/plain": "<o>"})).text == "<o>\n"
+    for nothing in (
+        "<IPython.core.display.HTML object>",
+        "<__main__.D object at 0x7f00>",
+        "<__main__.D at 0x7f0>",
+    ):
+        assert shown(VOICE.display({"text/html": "<b>x</b>", "text/plain": nothing})).text == "x\n"
+        assert shown(VOICE.display({"text/plain": nothing})).text == f"{nothing}\n"
+    html = VOICE.display({"text/html": f"<b>{SECRET}</b>"})
+    assert SECRET not in repr(shown(html, cleaner=Masks([SECRET])))
 
 
 def test_a_large_image_is_a_file() -> None:
@@ -148,6 +157,7 @@ def test_the_standard_error_leaves_room_for_the_rest() -> None:
 def test_a_sequence_that_was_cut_in_two_is_gone() -> None:
     result = shown(VOICE.stream("a\x1b[3"), VOICE.stream("e\n", "stderr"), VOICE.stream("1mb"))
     assert result.stdout == "ab"
+    assert shown(VOICE.stream("a\x9b"), VOICE.stream("", "stderr"), VOICE.stream("0mb")).stdout == "ab"
     assert shown(VOICE.stream("end\x1b[")).text == "end"
 
 
