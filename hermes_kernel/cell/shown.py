@@ -22,7 +22,12 @@ INLINE = 1024 * 1024  # characters of an image that stay in the result
 SHORT_VALUE = 2_000  # characters of an exception's text that a result shows, beside its traceback
 _STREAMS = ("stdout", "stderr")
 _NO_TEXT = re.compile(r"[A-Za-z0-9+/\s]*={0,2}\s*")
-_UNFINISHED = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*\Z|\x1b[ -/]*\Z")
+_UNFINISHED = re.compile(
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*\Z"
+    r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x18\x1a\x1b\x9c\r\n]{0,4096}\Z"
+    r"|\x1b[ -/]*\Z"
+)
+_LONGEST_UNFINISHED = 4200  # characters
 # What is not ended goes on to the end, as in a browser: so each character is looked at a few times only.
 _TAG = re.compile(
     r"<(script|style)\b.*?(?:</\1\s*>|\Z)|<!--.*?(?:-->|\Z)|<[^<>]{0,5000}+>", re.DOTALL | re.IGNORECASE
@@ -337,7 +342,7 @@ def _folded(items: list[Item]) -> list[Item]:
             continue
         text = carried.get(item.name, "") + item.text
         carried[item.name] = ""
-        if (unfinished := _UNFINISHED.search(text, max(len(text) - 64, 0))) is not None:
+        if (unfinished := _UNFINISHED.search(text, max(len(text) - _LONGEST_UNFINISHED, 0))) is not None:
             carried[item.name] = text[unfinished.start() :]
             text = text[: unfinished.start()]
         pieces.append((item.name, text))
