@@ -174,7 +174,7 @@ class _Presenter:
 
     def _has_long_stdout(self) -> bool:
         texts = (item.text for item in self._items if isinstance(item, Text) and item.name == "stdout")
-        return sum(len(text.encode()) for text in texts) > self._budget.output
+        return sum(map(_size, texts)) > self._budget.output
 
     def _fit(self, joined: "_Joined", budget: int, where: "_Where", *, lines: bool = True) -> Shown:
         """Return as much of a text as fits; what is missing in it, it says itself."""
@@ -370,7 +370,7 @@ def _without_middle(items: list[Item], name: str, budget: int, cleaner: Cleaner)
 
     What stands at the two cuts is masked before.
     """
-    sizes = [len(item.text.encode()) if isinstance(item, Text) and item.name == name else 0 for item in items]
+    sizes = [_size(item.text) if isinstance(item, Text) and item.name == name else 0 for item in items]
     total = sum(sizes)
     if total <= budget:
         return items
@@ -419,7 +419,7 @@ class _Joined(NamedTuple):
 
     @property
     def size(self) -> int:
-        return len(self.text.encode())
+        return _size(self.text)
 
 
 def _joined(items: list[Item]) -> _Joined:
@@ -455,6 +455,11 @@ def _joined(items: list[Item]) -> _Joined:
             pieces.append(piece)
             at_line_start = piece.endswith("\n")
     return _Joined("".join(pieces), gap, marks)
+
+
+def _size(text: str) -> int:
+    """Return how many bytes of UTF-8 a text takes; of ASCII, without a copy."""
+    return len(text) if text.isascii() else len(text.encode())
 
 
 def _is_binary(mime: str) -> bool:

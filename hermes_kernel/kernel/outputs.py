@@ -402,6 +402,8 @@ class OutputLog:
         """Whether children or C code have written something that has not been taken in."""
         if self._poll is None or self._forked:
             return False
+        if any(pipe.reading for pipe in self._pipes):  # it has left the pipe, and is not in the log yet
+            return True
         try:
             return bool(self._poll.poll(0))
         except RuntimeError:  # another thread looks just now
@@ -681,7 +683,7 @@ class _DescriptorPipe:
         self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
         self._undecoded = 0  # bytes read whose character is not complete
         self._lock = threading.RLock()  # a signal handler may print while its thread reads here
-        self._reading = False
+        self.reading = False
         self.read_end, self._write_end = os.pipe() if ends is None else ends
         for end in (self.read_end, self._write_end):
             os.set_inheritable(end, False)
@@ -722,9 +724,9 @@ class _DescriptorPipe:
 
     def _read_once(self) -> bool:
         """Take in what one read gives; return whether there may be more."""
-        if self._reading:  # a signal handler prints: its text comes first
+        if self.reading:  # a signal handler prints: its text comes first
             return False
-        self._reading = True
+        self.reading = True
         log = self._stream._output_log
         try:
             data = log.read(self._stream.name, self.read_end)
@@ -740,11 +742,11 @@ class _DescriptorPipe:
             _log.warning("descriptor %d is not captured any more: %s", self.number, error)
             return False
         finally:
-            self._reading = False
+            self.reading = False
 
     def _after_fork(self) -> None:
         self._lock = threading.RLock()
-        self._reading = False
+        self.reading = False
 
 
 def _write_all(descriptor: int, data: bytes) -> None:
