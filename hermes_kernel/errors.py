@@ -36,7 +36,7 @@ def common_keys() -> dict[str, Any]:
 
 def plain_text(text: str) -> str:
     """Return *text* as valid Unicode: a lone surrogate becomes its escape."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def plain(value: Any, depth: int = _DEPTH) -> Any:

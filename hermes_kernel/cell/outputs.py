@@ -131,6 +131,7 @@ class OutputCollector:
         for shown in self._shown:
             match shown:
                 case _Stream(name, parts):
+                    parts[:] = ["".join(parts)]  # one text in the memory instead of two
                     items.append(Text(name, plain_text("".join(parts))))
                 case _Gap(name, size):
                     items.append(Gap(name, size))

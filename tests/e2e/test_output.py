@@ -334,7 +334,12 @@ def memory() -> Iterator[Callable[[], float]]:
 
     watching = threading.Thread(target=watch)
     watching.start()
-    yield lambda: (most[0] - begin) / 1e6
+
+    def above() -> float:
+        print(f"{(most[0] - begin) / 1e6:.0f} MB")
+        return (most[0] - begin) / 1e6
+
+    yield above
     over.set()
     watching.join()
 

@@ -238,20 +238,6 @@ def test_a_host_that_dies_before_its_kernel_can_hear_of_it_has_no_kernel(
         shutil.rmtree(one.runtime / "hermes-kernel")
 
 
-def test_a_spare_that_is_not_ready_yet_is_nobodys_kernel(leaves_nothing: None, tmp_path: Path) -> None:
-    with HeldKernels(tmp_path) as held, host(SPARE, env=held.env) as one:
-        one.tell("begin", code="6 * 7")
-        held.let_go(held.next())
-        assert one.tell("join")["value"] == "42"
-        held.next()  # the spare exists, and is no more than a fork
-        before = set(traces.kernels_of(one.runtime))
-        one.tell("begin", code="6 * 7", owner="b")
-        # It has been taken, or another one is made instead.
-        traces.eventually(lambda: set(traces.kernels_of(one.runtime)) != before, within=1)
-        held.let_all_go()
-        assert one.tell("join").get("value") == "42"
-
-
 @pytest.mark.parametrize("how", ["os._exit", "exception", "sys.exit"])
 def test_a_host_that_ends_without_closing_anything_leaves_nothing(leaves_nothing: None, how: str) -> None:
     with host(SPARE) as one:
