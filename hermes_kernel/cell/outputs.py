@@ -131,8 +131,9 @@ class OutputCollector:
         for shown in self._shown:
             match shown:
                 case _Stream(name, parts):
-                    parts[:] = ["".join(parts)]  # one text in the memory instead of two
-                    items.append(Text(name, plain_text("".join(parts))))
+                    text = "".join(parts)
+                    parts[:] = [text]  # one text in the memory instead of two
+                    items.append(Text(name, plain_text(text)))
                 case _Gap(name, size):
                     items.append(Gap(name, size))
                 case _Display(output):
@@ -156,6 +157,8 @@ class OutputCollector:
     @property
     def is_empty(self) -> bool:
         """Whether nothing was shown."""
+        if self._tail or self._dropped:
+            return False
         return not any(not isinstance(shown, _Stream) or any(shown.parts) for shown in self._shown)
 
     @property

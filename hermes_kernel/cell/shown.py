@@ -152,9 +152,10 @@ class _Presenter:
         items = _without_middle(everything, "stderr", self._budget.stderr, self._cleaner)
         body = _joined(items)
         room = max(self._budget.output - len(said.encode()), 0)
-        is_cut = items is not everything or body.gap > 0 or body.size > room or self._has_long_stdout()
+        is_long = _size(body.text) > room or self._has_long_stdout()
+        is_cut = items is not everything or body.gap > 0 or is_long
         where = self._spill(everything, said) if is_cut else _Where()
-        shown = self._fit(body, room, where)
+        shown = self._fit(items, room, where)
         streams = {name: self._stream(name, where) for name in _STREAMS}
         total = sum(count.total for _, count in streams.values())
         return Presented(
@@ -176,18 +177,21 @@ class _Presenter:
         texts = (item.text for item in self._items if isinstance(item, Text) and item.name == "stdout")
         return sum(map(_size, texts)) > self._budget.output
 
-    def _fit(self, joined: "_Joined", budget: int, where: "_Where", *, lines: bool = True) -> Shown:
-        """Return as much of a text as fits; what is missing in it, it says itself."""
-        text, gap, marks = joined
-        if joined.size > budget:
-            return _cut(text, budget, self._cleaner, where, extra=max(gap - marks, 0), lines=lines)
-        size = joined.size - marks
-        return Shown(self._cleaner.mask(text), size + gap, size, truncated=gap > 0)
+    def _fit(
+        self, items: list[Item], budget: int, where: "_Where", *, said: str = "", lines: bool = True
+    ) -> Shown:
+        """Return as much of the items as fits, *said* after them; what is missing is said where it was."""
+        text, gap, marks = _joined(items, end=said)
+        size = _size(text)
+        if size > budget:
+            whole = _joined([item for item in items if not isinstance(item, Gap)], end=said).text
+            return _cut(whole, budget, self._cleaner, where, extra=gap, lines=lines)
+        return Shown(self._cleaner.mask(text), size - marks + gap, size - marks, truncated=gap > 0)
 
     def _stream(self, name: str, where: "_Where") -> tuple[str, StreamCount]:
         own: list[Item] = [item for item in self._items if not isinstance(item, dict) and item.name == name]
         budget = self._budget.output if name == "stdout" else self._budget.stderr
-        shown = self._fit(_joined(own), budget, where)
+        shown = self._fit(own, budget, where)
         total = self._outputs.total(name)
         count = min(shown.bytes_shown, total) if shown.truncated else total
         return shown.text, StreamCount(total, count, shown.truncated)
@@ -218,9 +222,7 @@ class _Presenter:
         """Keep all that was shown in a file, or as much as may be kept."""
         if self._budget.spill <= 0:
             return _Where()
-        joined = _joined(items)
-        text = (_ended(joined.text) if said else joined.text) + said
-        kept = self._fit(joined._replace(text=text), self._budget.spill, _Where(), lines=False)
+        kept = self._fit(items, self._budget.spill, _Where(), said=said, lines=False)
         data = kept.text.encode()
         path = self._store.keep(f"output-{hashlib.sha256(data).hexdigest()[:12]}.txt", data)
         if path is None:
@@ -417,15 +419,11 @@ class _Joined(NamedTuple):
     gap: int
     marks: int
 
-    @property
-    def size(self) -> int:
-        return _size(self.text)
 
-
-def _joined(items: list[Item]) -> _Joined:
+def _joined(items: list[Item], *, end: str = "") -> _Joined:
     """Return what a person would have read.
 
-    Values, displays and tracebacks stand on lines of their own.
+    Values, displays and tracebacks stand on lines of their own, and so does *end*.
     """
     pieces: list[str] = []
     gap = marks = 0
@@ -454,7 +452,9 @@ def _joined(items: list[Item]) -> _Joined:
         else:
             pieces.append(piece)
             at_line_start = piece.endswith("\n")
-    return _Joined("".join(pieces), gap, marks)
+    if end and not at_line_start:
+        pieces.append("\n")
+    return _Joined("".join([*pieces, end]), gap, marks)
 
 
 def _size(text: str) -> int:

@@ -455,3 +455,11 @@ def test_an_update_of_many_displays_is_held_within_bounds() -> None:
     outputs.add(VOICE.display("x" * 400, "id", update=True))
     assert outputs.text.count("x") == 800
     assert (outputs.left_out, outputs.size) == (8, 808)
+
+
+def test_a_first_text_that_is_more_than_is_held_is_not_nothing() -> None:
+    outputs = OutputCollector(hold=10, tail=5)
+    outputs.add(VOICE.stream("x" * 20 + "end"))
+    assert not outputs.is_empty
+    assert outputs.stdout == "xxend"
+    assert outputs.total("stdout") == 23

@@ -213,13 +213,15 @@ def test_prints_and_raw_writes_keep_their_order(registry: BlockingRegistry) -> N
 
 
 LATE = {
-    "thread": "import threading, time\n"
-    "def f(): time.sleep(0.6); print('LATE')\nthreading.Thread(target=f).start(); print('cell1')",
-    "pool": "import concurrent.futures, time\npool = concurrent.futures.ThreadPoolExecutor()\n"
-    "def f(): time.sleep(0.6); print('LATE')\npool.submit(f); print('cell1')",
-    "task": "import asyncio\nasync def f():\n    await asyncio.sleep(0.6); print('LATE')\n"
-    "task = asyncio.create_task(f()); print('cell1')",
+    "thread": "import threading\ngo = threading.Event()\n"
+    "def f(): go.wait(); print('LATE')\nlate = threading.Thread(target=f); late.start(); print('cell1')",
+    "pool": "import concurrent.futures, threading\ngo = threading.Event()\n"
+    "pool = concurrent.futures.ThreadPoolExecutor()\n"
+    "def f(): go.wait(); print('LATE')\nlate = pool.submit(f); print('cell1')",
+    "task": "import asyncio\ngo = asyncio.Event()\nasync def f():\n    await go.wait(); print('LATE')\n"
+    "late = asyncio.create_task(f()); print('cell1')",
 }
+LET_IT = {"thread": "late.join()", "pool": "late.result()", "task": "await late"}
 
 
 @pytest.mark.parametrize("how", LATE)
@@ -227,13 +229,21 @@ def test_what_comes_late_is_said_with_its_cell(registry: BlockingRegistry, how: 
     registry.execute("x = 1", owner="a")
     first = registry.execute(LATE[how], owner="a")
     assert first.text == "cell1\n"
-    wait = "import asyncio; await asyncio.sleep(1.2)" if how == "task" else "import time; time.sleep(1.2)"
-    second = registry.execute(f"{wait}; print('cell2')", owner="a")
+    second = registry.execute(f"go.set(); {LET_IT[how]}; print('cell2')", owner="a")
     assert second.text == "cell2\n"
     ((count, text),) = [(late.execution_count, late.text) for late in second.late_output]
     assert (count, text) == (2, "LATE\n")
     assert json.loads(second.to_json())["late_output"] == [{"execution_count": 2, "text": "LATE\n"}]
     assert registry.execute("print('cell3')", owner="a").late_output == ()
+
+
+def test_much_that_comes_late_is_not_lost(registry: BlockingRegistry) -> None:
+    first = LATE["thread"].replace("'LATE'", "'L' * 120_000")
+    registry.execute(first, owner="a")
+    second = registry.execute("go.set(); late.join(); print('cell2')", owner="a")
+    (late,) = second.late_output
+    assert "of 120,001 bytes" in late.text
+    assert late.text.endswith("LLL\n")
 
 
 def test_a_secret_of_the_host_is_in_no_part_of_a_result(
@@ -384,13 +394,14 @@ def test_a_host_that_stands_still_during_a_flood_loses_nothing(
 ) -> None:
     """The whole host is stopped for four seconds, by a child of the cell, and woken again."""
     code = f"""
-import os, subprocess, sys, time
-stop = "import os,time,signal; time.sleep(.3); os.kill({os.getpid()}, signal.SIGSTOP); time.sleep(4); "
-stop += "os.kill({os.getpid()}, signal.SIGCONT)"
-child = subprocess.Popen([sys.executable, "-c", stop])
+import subprocess, sys
+stop = "import os, time, signal; input(); os.kill({os.getpid()}, signal.SIGSTOP); print(flush=True); "
+stop += "time.sleep(4); os.kill({os.getpid()}, signal.SIGCONT)"
+child = subprocess.Popen([sys.executable, "-c", stop], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 for n in range(40_000):
     print(n, flush=True)
-    if n % 1000 == 0: time.sleep(.05)
+    if n == 5_000:
+        child.stdin.write(b"\\n"); child.stdin.flush(); child.stdout.readline()
 child.wait()
 print('end')"""
     result = registry.execute(code, owner="a", timeout=60)
