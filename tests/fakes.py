@@ -315,3 +315,17 @@ class FakeLauncher:
 def _settle(exit_: "asyncio.Future[KernelExit]", how: KernelExit) -> None:
     if not exit_.done():
         exit_.set_result(how)
+
+
+def only_first(misbehave: Script, then: Script) -> Script:
+    """Misbehave in the first cell; every later one is an ordinary one."""
+    begun: list[int] = []
+
+    def script(kernel: FakeKernel, request: dict[str, Any]) -> None:
+        if begun:
+            then(kernel, request)
+        else:
+            begun.append(1)
+            misbehave(kernel, request)
+
+    return script

@@ -16,18 +16,12 @@ from typing import Any, NamedTuple, Protocol
 
 from ..errors import json_text, plain
 from .outputs import CellError, Gap, Item, OutputCollector, Text
-from .text import Bounded, Shown, bound, cut, fold, strip_controls
+from .text import Bounded, Shown, bound, cut, fold, front_share, rejoin, strip_controls
 
 INLINE = 1024 * 1024  # characters of an image that stay in the result
 SHORT_VALUE = 2_000  # characters of an exception's text that a result shows, beside its traceback
 _STREAMS = ("stdout", "stderr")
 _NO_TEXT = re.compile(r"[A-Za-z0-9+/\s]*={0,2}\s*")
-_UNFINISHED = re.compile(
-    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*\Z"
-    r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x18\x1a\x1b\x9c\r\n]{0,4096}\Z"
-    r"|\x1b[ -/]*\Z"
-)
-_LONGEST_UNFINISHED = 4200  # characters
 # What is not ended goes on to the end, as in a browser: so each character is looked at a few times only.
 _TAG = re.compile(
     r"<(script|style)\b.*?(?:</\1\s*>|\Z)|<!--.*?(?:-->|\Z)|<[^<>]{0,5000}+>", re.DOTALL | re.IGNORECASE
@@ -150,10 +144,9 @@ class _Presenter:
         said = "" if self._error is None else _ended(self._error.traceback)
         everything = [item for n, item in enumerate(self._items) if n != self._last]
         items = _without_middle(everything, "stderr", self._budget.stderr, self._cleaner)
-        body = _joined(items)
         room = max(self._budget.output - len(said.encode()), 0)
-        is_long = _size(body.text) > room or self._has_long_stdout()
-        is_cut = items is not everything or body.gap > 0 or is_long
+        size, gap = _extent(items)
+        is_cut = items is not everything or gap > 0 or size > room or self._has_long_stdout()
         where = self._spill(everything, said) if is_cut else _Where()
         shown = self._fit(items, room, where)
         streams = {name: self._stream(name, where) for name in _STREAMS}
@@ -184,8 +177,9 @@ class _Presenter:
         text, gap, marks = _joined(items, end=said)
         size = _size(text)
         if size > budget:
-            whole = _joined([item for item in items if not isinstance(item, Gap)], end=said).text
-            return _cut(whole, budget, self._cleaner, where, extra=gap, lines=lines)
+            if gap:
+                text = _joined([item for item in items if not isinstance(item, Gap)], end=said).text
+            return _cut(text, budget, self._cleaner, where, extra=gap, lines=lines)
         return Shown(self._cleaner.mask(text), size - marks + gap, size - marks, truncated=gap > 0)
 
     def _stream(self, name: str, where: "_Where") -> tuple[str, StreamCount]:
@@ -333,28 +327,16 @@ def _ended(text: str) -> str:
 
 
 def _folded(items: list[Item]) -> list[Item]:
-    """Fold and strip what was written to the streams; a sequence that was cut in two is put together."""
-    carried = dict.fromkeys(_STREAMS, "")
-    pieces: list[tuple[str, str]] = []
-    others: dict[str, Item] = {}
-    for number, item in enumerate(items):
-        if not isinstance(item, Text):
-            others[f"#{number}"] = item
-            pieces.append((f"#{number}", "\n"))
-            continue
-        text = carried.get(item.name, "") + item.text
-        carried[item.name] = ""
-        if (unfinished := _UNFINISHED.search(text, max(len(text) - _LONGEST_UNFINISHED, 0))) is not None:
-            carried[item.name] = text[unfinished.start() :]
-            text = text[: unfinished.start()]
-        pieces.append((item.name, text))
-    done: list[Item] = []
-    for name, text in fold(pieces):
-        if name in others:
-            done.append(others.pop(name))
-        else:
-            done.append(Text(name, strip_controls(text)))
-    return done
+    """Fold and strip what was written to the streams; the rest stays between it."""
+    others = {f"#{number}": item for number, item in enumerate(items) if not isinstance(item, Text)}
+    pieces = [
+        (item.name, item.text) if isinstance(item, Text) else (f"#{number}", "\n")
+        for number, item in enumerate(items)
+    ]
+    return [
+        others[name] if name in others else Text(name, strip_controls(text))
+        for name, text in fold(rejoin(pieces))
+    ]
 
 
 def _merged(items: list[Item]) -> list[Item]:
@@ -376,7 +358,8 @@ def _without_middle(items: list[Item], name: str, budget: int, cleaner: Cleaner)
     total = sum(sizes)
     if total <= budget:
         return items
-    head, tail = int(budget * 0.4), budget - int(budget * 0.4)
+    head = front_share(budget)
+    tail = budget - head
     kept: list[Item] = []
     at = 0
     said = False
@@ -455,6 +438,12 @@ def _joined(items: list[Item], *, end: str = "") -> _Joined:
     if end and not at_line_start:
         pieces.append("\n")
     return _Joined("".join([*pieces, end]), gap, marks)
+
+
+def _extent(items: list[Item]) -> tuple[int, int]:
+    """Return how many bytes the items take together, and how many are missing."""
+    text, gap, _ = _joined(items)
+    return _size(text), gap
 
 
 def _size(text: str) -> int:

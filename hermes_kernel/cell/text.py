@@ -33,6 +33,11 @@ _SEQUENCE = rf"""
 """
 _ERASE = re.compile(r"(?:\x1b\[|\x9b)[012]?K")
 
+_UNFINISHED = re.compile(
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*\Z"
+    rf"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x18\x1a\x1b\x9c\r\n]{{0,{_STRING_LIMIT}}}\Z"
+    r"|\x1b[ -/]*\Z"
+)
 _CONTROL = re.compile(rf"[\x08\r{_NEVER_SHOWN}] {_SEQUENCE}", re.VERBOSE)
 _MOTIONLESS = re.compile(rf"[{_NEVER_SHOWN}] (?!(?<=\x1b)\[[012]?K|(?<=\x9b)[012]?K) {_SEQUENCE}", re.VERBOSE)
 _MOTION = re.compile(rf"([\r\x08]|{_ERASE.pattern})")
@@ -62,6 +67,20 @@ def fold(pieces: Sequence[Piece]) -> list[Piece]:
         for place, (name, text) in enumerate(pieces)
     ]
     return [(name, text) for name, text in shown if text]
+
+
+def rejoin(pieces: Sequence[Piece]) -> list[Piece]:
+    """Give a sequence that ends in a later piece of its stream to that piece; one without an end goes."""
+    carried: dict[str, str] = {}
+    whole: list[Piece] = []
+    for name, piece in pieces:
+        text = carried.pop(name, "") + piece
+        unfinished = _UNFINISHED.search(text, max(len(text) - _STRING_LIMIT - 8, 0))
+        end = len(text) if unfinished is None else unfinished.start()
+        if end < len(text):
+            carried[name] = text[end:]
+        whole.append((name, text[:end]))
+    return whole
 
 
 @dataclass
@@ -208,7 +227,7 @@ def bound(text: str, budget: int, margin: int) -> Bounded:
     raw = _bytes(text)
     if len(raw) <= budget + 2 * margin:
         return Bounded(text, 0, "")
-    front = _front_share(budget)
+    front = front_share(budget)
     head = raw[: _boundary_before(raw, front + margin)]
     tail = raw[_boundary_behind(raw, len(raw) - (budget - front + margin)) :]
     return Bounded(_text(head), len(raw) - len(head) - len(tail), _text(tail))
@@ -246,7 +265,7 @@ def cut(
         limit = max(_LINE_LIMIT, budget // 10)
         front_parts, back_parts = list(_clamped(head, limit)), list(_clamped(tail, limit))
 
-    share = _front_share(budget)
+    share = front_share(budget)
     if bounded.gap:
         front, back = _first(front_parts, share), _last(back_parts, budget - share)
     elif (size := _size(front_parts)) > budget:
@@ -320,7 +339,8 @@ def _joined(parts: list[_Part]) -> str:
     return _text(b"".join(part.raw for part in parts))
 
 
-def _front_share(budget: int) -> int:
+def front_share(budget: int) -> int:
+    """Return how much of a budget what stands at the front gets: 40 %."""
     return budget * 2 // 5
 
 

@@ -8,15 +8,13 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from typing import Any
 
 import zmq
 
 from ..cell.execution import cut_before_run
 from ..cell.outputs import OutputCollector
-from ..cell.result import CellResult, KernelReport, LateOutput, cell_result
-from ..cell.shown import Budget, Store, present
+from ..cell.result import CellResult, KernelReport
 from ..cell.status import CellStatus, Fate, Phase
 from ..errors import HermesKernelError, KernelStartError
 from ..lifecycle.info import KernelInfo, KernelState
@@ -30,14 +28,13 @@ from .cut import Cut
 from .manager import HermesKernelManager
 from .options import Call, RegistryOptions
 from .queue import CellQueue, Turn
+from .results import Results
 from .session import CellOutcome, KernelGoneError, KernelSession
-from .spill import SpillStore
 from .supervisor import Supervisor
 
 MAX_ATTEMPTS = 5
 """How many kernels may end under a call that waits for them before it gives up."""
 
-QUICK = 100_000  # characters of a cell whose result is built on the loop
 TEAR_DOWN_WAIT = 1.0  # seconds that a result waits for its kernel to be gone
 START_MARGIN = 1.0  # seconds beyond the start's own bound until its launcher counts as silent
 SETTLE_TIMEOUT = 10.0  # seconds for the calls of a registry that closes to have their results
@@ -96,8 +93,7 @@ class OwnedKernels:
         self._endings: set[asyncio.Task[None]] = set()
         self._next_sweep: asyncio.TimerHandle | None = None
         self._closing = False
-        self._budget = Budget(limits.output_bytes, limits.stderr_bytes, limits.spill_bytes)
-        self._store = SpillStore(limits.spill_dir)
+        self._results = Results(limits)
         self._counts: Counter[str] = Counter()
         supervisor.on_close(self.close)
 
@@ -174,7 +170,7 @@ class OwnedKernels:
         for _ in range(MAX_ATTEMPTS):
             status = cut.status or (CellStatus.INTERRUPTED if self._closing else None)
             if status is not None:
-                return self._not_run(call, status, Phase.QUEUED, None, loop.time() - began)
+                return await self._not_run(call, status, Phase.QUEUED, None, loop.time() - began)
             kernel = self._claim(call, reset=reset)
             reset = False
             reused = kernel.session is not None and kernel.starting is None
@@ -185,7 +181,7 @@ class OwnedKernels:
                 if turn is Turn.KERNEL_GONE:
                     continue
                 if isinstance(turn, CellStatus):
-                    return self._not_run(call, turn, Phase.QUEUED, kernel, loop.time() - began)
+                    return await self._not_run(call, turn, Phase.QUEUED, kernel, loop.time() - began)
                 try:
                     if kernel.ending is not None:  # the turn came just before the end
                         continue
@@ -196,11 +192,13 @@ class OwnedKernels:
                         started = await self._start(call, cut, kernel, start_budget)
                         start_budget -= loop.time() - starts
                         if isinstance(started, CellStatus):
-                            return self._not_run(call, started, Phase.STARTING, None, loop.time() - began)
+                            return await self._not_run(
+                                call, started, Phase.STARTING, None, loop.time() - began
+                            )
                         session = started
                     outcome, lost = await self._run(call, cut, kernel.record, session, queue_deadline)
                     if isinstance(outcome, CellStatus):
-                        return self._not_run(call, outcome, Phase.QUEUED, kernel, loop.time() - began)
+                        return await self._not_run(call, outcome, Phase.QUEUED, kernel, loop.time() - began)
                     took = loop.time() - began
                     return await self._settled(call, kernel, session, outcome, lost, took, reused=reused)
                 except KernelGoneError:
@@ -268,27 +266,9 @@ class OwnedKernels:
             degraded=session.degraded,
         )
         late = session.take_late_outputs()
-        return await self._result(call, outcome, report, duration, session.execution_count, late)
-
-    async def _result(
-        self,
-        call: Call,
-        outcome: CellOutcome,
-        report: KernelReport,
-        duration: float,
-        execution_count: int,
-        late: list[tuple[int | None, OutputCollector]],
-    ) -> CellResult:
-        """Build the result; where there is much to read through, not on the loop, which others wait for."""
-        build = partial(
-            _result, call, outcome, report, duration, execution_count, late, self._budget, self._store
+        return await self._results.built(
+            call, outcome, report, duration=duration, execution_count=session.execution_count, late=late
         )
-        if outcome.outputs.size <= QUICK:
-            return build()
-        try:
-            return await asyncio.get_running_loop().run_in_executor(None, build)
-        except RuntimeError:  # the interpreter ends: no thread can be started any more
-            return build()
 
     def _claim(self, call: Call, *, reset: bool) -> OwnedKernel:
         now = asyncio.get_running_loop().time()
@@ -437,7 +417,7 @@ class OwnedKernels:
         self._tear_down_soon(self._population.sweep(asyncio.get_running_loop().time()))
         self._plan_sweep()
 
-    def _not_run(
+    async def _not_run(
         self, call: Call, status: CellStatus, phase: Phase, kernel: OwnedKernel | None, duration: float
     ) -> CellResult:
         """The result of a call that ended before its code was sent; *kernel*: the one it waited for."""
@@ -445,7 +425,7 @@ class OwnedKernels:
         outcome = CellOutcome(cut_before_run(status, phase), OutputCollector())
         report = KernelReport("" if kernel is None else kernel.kernel_id, reused=session is not None)
         count = 0 if session is None else session.execution_count
-        return _result(call, outcome, report, duration, count, [], self._budget, self._store)
+        return await self._results.built(call, outcome, report, duration=duration, execution_count=count)
 
     def _info(self, kernel: OwnedKernel) -> KernelInfo:
         launched = kernel.manager.launched
@@ -476,38 +456,3 @@ class OwnedKernels:
 
 def _process_limits(limits: Limits) -> ProcessLimits:
     return ProcessLimits(limits.start_method, limits.isolation, limits.require_isolation, limits.memory_limit)
-
-
-def _result(
-    call: Call,
-    outcome: CellOutcome,
-    report: KernelReport,
-    duration: float,
-    execution_count: int,
-    late: list[tuple[int | None, OutputCollector]],
-    budget: Budget,
-    store: Store,
-) -> CellResult:
-    ended = outcome.exit
-    shorter = Budget(budget.stderr, budget.stderr, spill=0)
-    return cell_result(
-        outcome.settlement,
-        outcome.outputs,
-        times=call.request.times,
-        report=report,
-        duration=duration,
-        execution_count=execution_count,
-        signal=None if ended is None else ended.signal,
-        lost_bytes=outcome.lost_bytes,
-        note=outcome.note,
-        tool_calls=outcome.tool_calls,
-        calls_made=outcome.calls_made,
-        late_output=tuple(
-            LateOutput(count, present(outputs, None, budget=shorter, cleaner=call.cleaner).text)
-            for count, outputs in late
-        ),
-        tools=() if call.tools is None else tuple(call.tools.tools.tools),
-        budget=budget,
-        cleaner=call.cleaner,
-        store=store,
-    )

@@ -25,8 +25,9 @@ from zmq.eventloop.zmqstream import ZMQStream
 
 from .ipykernel_seams import PLAIN, reason_for_stock_paths
 from .kernel import HermesKernel
-from .outputs import HermesOutStream, OrderedSocket, OutputLog
+from .outputs import OrderedSocket, OutputLog
 from .shell import quiet_ipython
+from .streams import HermesOutStream
 from .watchdog import end_with_host
 
 if sys.platform != "win32":

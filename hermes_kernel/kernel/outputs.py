@@ -5,15 +5,9 @@ code writes is kept here until it is sent; what children and C code write to the
 goes through a pipe, which is emptied before a flush, so that it lands in the cell that wrote it.
 """
 
-import codecs
-import contextvars
-import io
 import logging
-import mmap
 import os
 import select
-import struct
-import sys
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Sequence
@@ -23,26 +17,20 @@ from time import monotonic
 from typing import Any, Protocol
 
 from ipykernel.iostream import BackgroundSocket
-from jupyter_client.session import Session, extract_header
+from jupyter_client.session import Session
 
-from .context import WRITER
+from .pipes import DescriptorPipe, Stream, write_all
+from .rest import RING, Rest, StartMark, rest_of
 
 STREAMS = ("stdout", "stderr")
 FLUSH_INTERVAL = 0.2  # seconds until text that nobody flushes is sent
 FLUSH_PAUSE = 0.05  # seconds between two flushes that a cell asks for
-RING = 256 * 1024  # bytes of a stream that are kept, at least
 SEND_AT = RING // 2  # bytes that are sent without waiting for the interval: never more than RING wait
 FLOOD = 6 * 1024 * 1024  # bytes of one cell that are sent as they come
 REMEMBERED_CELLS = 64  # whose threads may still write
 FLUSH_TIMEOUT = 10.0  # seconds that a waiting flush waits for the IOPub thread
-READ_SIZE = 64 * 1024  # bytes; what a pipe holds
 
-HAS_GIL = getattr(sys, "_is_gil_enabled", lambda: True)()
 
-_COUNT = struct.Struct("=Q")
-_COUNTS = struct.Struct("=QQ")
-_RING = _COUNTS.size  # where the ring of a file begins
-_AROUND = _COUNTS.size + _COUNT.size + READ_SIZE  # bytes of a file besides the ring
 _log = logging.getLogger(__name__)
 
 
@@ -54,98 +42,6 @@ class IOPub(Protocol):
 
     def schedule(self, f: Any) -> None:
         """Run *f* on the thread, after all that was scheduled before."""
-
-
-class Rest:
-    """The last bytes of a stream: those that nobody has sent yet, and what stood before them.
-
-    In a file that outlives the process, for what could not be sent any more: the host reads it when the
-    process is gone, and finds what no message has brought it. The file holds, as numbers of 8 bytes: how many
-    bytes were written so far, and how many of them came from a pipe; then a ring of the last bytes written;
-    then the second number as it was at the last read from the pipe, and READ_SIZE bytes for what was read.
-    Between the read and the ring the process may die.
-    """
-
-    def __init__(self, name: str, path: Path | None) -> None:
-        self.name = name
-        self.total = 0
-        self.sent = 0  # how much of it has been sent
-        self._from_pipe = 0
-        self._landed = 0
-        found = None if path is None else _map(path)
-        self.map: mmap.mmap | bytearray = bytearray(_AROUND + RING) if found is None else found
-        self._landing = len(self.map) - READ_SIZE
-        self.size = self._landing - _COUNT.size - _COUNTS.size
-        self.end = _RING + self.size
-        self.count = memoryview(self.map)[: _COUNT.size].cast("Q")
-
-    def read(self, descriptor: int) -> bytes:
-        """Read at most READ_SIZE bytes from a pipe, which are in the file as soon as they have left it.
-
-        Raises OSError; BlockingIOError if there is nothing to read.
-        """
-        self.map[self._landing : self._landing + self._landed] = bytes(self._landed)
-        _COUNT.pack_into(self.map, self._landing - _COUNT.size, self._from_pipe)
-        with memoryview(self.map)[self._landing :] as landing:
-            self._landed = os.readv(descriptor, [landing])
-            return landing[: self._landed].tobytes()
-
-    def add(self, data: bytes | memoryview, *, from_pipe: int = 0) -> None:
-        """Note what was written; *from_pipe*: how many bytes that were read it makes good for."""
-        size = len(data)
-        self.total += size
-        self._from_pipe += from_pipe
-        if size > self.size:
-            data = data[-self.size :]
-            size = self.size
-        at = (self.total - size) % self.size
-        room = self.size - at
-        if size <= room:
-            self.map[_RING + at : _RING + at + size] = data
-        else:
-            self.map[_RING + at : _RING + self.size] = data[:room]
-            self.map[_RING : _RING + size - room] = data[room:]
-        # Last, and at once: a process that dies before has not written, and its read is still valid.
-        _COUNTS.pack_into(self.map, 0, self.total, self._from_pipe)
-
-    def between(self, start: int, end: int) -> bytes:
-        """Return what was written from *start* to *end*, counted from the beginning, as far as it is kept."""
-        start = max(start, self.total - self.size)
-        if end <= start:
-            return b""
-        at, size = start % self.size, end - start
-        room = self.size - at
-        if size <= room:
-            return bytes(self.map[_RING + at : _RING + at + size])
-        return bytes(self.map[_RING + at : _RING + self.size]) + bytes(self.map[_RING : _RING + size - room])
-
-
-class StartMark:
-    """Which cell began last, in a file that outlives the process: so that none is ever run twice."""
-
-    def __init__(self, path: Path | None) -> None:
-        self._map = None if path is None else _map(path)
-
-    def set(self, msg_id: str) -> None:
-        """A cell begins."""
-        if self._map is not None:
-            size = len(self._map)
-            self._map[:] = msg_id.encode("utf-8", "backslashreplace")[:size].ljust(size, b"\0")
-
-
-def _map(path: Path) -> mmap.mmap | None:
-    try:
-        with open(path, "r+b") as file:
-            return mmap.mmap(file.fileno(), 0)
-    except (OSError, ValueError) as error:  # started by hand, without a directory of ours
-        _log.info("%s is not kept beyond the end of the kernel: %s", path.name, error)
-        return None
-
-
-def _rest(name: str, path: Path | None) -> Rest:
-    """Return the ring of a stream, which must hold all that is not sent yet."""
-    rest = Rest(name, path)
-    return rest if rest.size >= RING else Rest(name, None)
 
 
 class _Cell:
@@ -209,10 +105,10 @@ class OutputLog:
         self._forked = False
         self._session: Session | None = None
         self._iopub: IOPub | None = None
-        self._rests = {name: _rest(name, None) for name in STREAMS}
+        self._rests = {name: rest_of(name, None) for name in STREAMS}
         self._cells: OrderedDict[str, _Cell] = OrderedDict()
         self._mark = StartMark(None)
-        self._pipes: list[_DescriptorPipe] = []
+        self._pipes: list[DescriptorPipe] = []
         self._poll: select.poll | None = None
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._after_fork)
@@ -222,7 +118,7 @@ class OutputLog:
         session: Session,
         iopub: IOPub,
         directory: Path | None,
-        streams: "list[HermesOutStream]",
+        streams: Sequence[Stream],
         pipes: Sequence[Sequence[int] | None],
     ) -> None:
         """Begin to send, and to read the descriptors 1 and 2.
@@ -232,12 +128,12 @@ class OutputLog:
         self._forked = False
         self._session, self._iopub = session, iopub
         if directory is not None:
-            self._rests = {name: _rest(name, directory / f"{name}.rest") for name in STREAMS}
+            self._rests = {name: rest_of(name, directory / f"{name}.rest") for name in STREAMS}
             self._segments, self.segment = [], None
             self._cells.clear()
             self._mark = StartMark(directory / "cell.started")
         if hasattr(os, "fork"):
-            self._pipes = [_DescriptorPipe(s, pipe) for s, pipe in zip(streams, pipes, strict=True)]
+            self._pipes = [DescriptorPipe(self, s, pipe) for s, pipe in zip(streams, pipes, strict=True)]
             self._poll = select.poll()
             for pipe in self._pipes:
                 self._poll.register(pipe.read_end, select.POLLIN)
@@ -495,7 +391,7 @@ class OutputLog:
         end = len(data) if whole else data.rfind(b"\n") + 1
         if end < len(data):
             self._child_lines[name] = data[end:]
-        _write_all(1 if name == "stdout" else 2, data[:end])
+        write_all(1 if name == "stdout" else 2, data[:end])
 
     def _after_fork(self) -> None:
         """In a forked child: it has no threads and must not speak for the kernel; it writes to the pipe."""
@@ -535,220 +431,3 @@ def _boundary_after(data: bytes) -> int:
     while at < min(len(data), 3) and data[at] & 0xC0 == 0x80:
         at += 1
     return at
-
-
-class HermesOutStream(io.TextIOBase):
-    """``sys.stdout`` or ``sys.stderr`` of a kernel.
-
-    It cannot be closed: a cell that closes it has flushed it. ``fileno`` is a descriptor that is captured,
-    so a child that is given the stream writes into the cell too.
-    """
-
-    encoding = "utf-8"
-    errors = "backslashreplace"
-
-    def __init__(self, log: OutputLog, name: str) -> None:
-        self._output_log = log
-        self.name = name
-        self._latest_parent: dict[str, Any] = {}
-        self._binary = _BinaryOutput(self)
-
-    @property
-    def parent_header(self) -> dict[str, Any]:
-        """The header of the request that what is written now belongs to."""
-        return WRITER.get(self._latest_parent)
-
-    @property
-    def latest_parent(self) -> dict[str, Any]:
-        """The header of the cell that started last."""
-        return self._latest_parent
-
-    def set_parent(self, parent: dict[str, Any]) -> None:
-        """Say whose output follows, for this context and for threads that have none of their own."""
-        self._latest_parent = extract_header(parent)
-        WRITER.set(self._latest_parent)
-
-    def set_thread_parent(self, parent: dict[str, Any]) -> "contextvars.Token[dict[str, Any]]":
-        """Say whose output follows in this context alone; returns the token for ``reset_thread_parent``."""
-        return WRITER.set(extract_header(parent))
-
-    def reset_thread_parent(self, token: "contextvars.Token[dict[str, Any]]") -> None:
-        """Undo one ``set_thread_parent``."""
-        WRITER.reset(token)
-
-    def write(self, text: str) -> int:
-        """Write text; returns its length in characters."""
-        if not isinstance(text, str):
-            raise TypeError(f"write() argument must be str, not {type(text).__name__}")
-        log, parent, size, now = self._output_log, WRITER.get(self._latest_parent), len(text), monotonic()
-        # A print is two calls of this, and there may be millions: what is usual is done here, without the
-        # lock. Between the look at the segment and the new total nothing is called, so that under the GIL no
-        # other thread and no signal handler comes in between; a trace function would.
-        alone = now - log.written_at < log.shortest_write or not log.others()
-        if alone and HAS_GIL and text.isascii() and gettrace() is None:
-            data = text.encode()
-            segment = log.segment
-            if segment is not None and segment.parent is parent and segment.name is self.name:
-                rest = segment.rest
-                total = rest.total
-                at = _RING + total % rest.size
-                if at + size <= rest.end and total + size < rest.sent + SEND_AT:
-                    rest.map[at : at + size] = data
-                    rest.total = total = total + size
-                    rest.count[0] = total
-                    log.written_at = monotonic()
-                    return size
-        log.write(self.name, text, parent)
-        return size
-
-    def write_bytes(self, data: bytes, *, raw: int) -> None:
-        """Write UTF-8 that stands for *raw* bytes."""
-        self._output_log.drain()
-        self._output_log.append(self.name, data, self.parent_header, raw=raw)
-
-    def flush(self) -> None:
-        """Send what was written."""
-        self._output_log.flush_soon()
-
-    def close(self) -> None:
-        """Flush. The stream belongs to the kernel, which writes to it after the cell."""
-        self.flush()
-
-    @property
-    def buffer(self) -> "_BinaryOutput":
-        """The stream for bytes."""
-        return self._binary
-
-    def reconfigure(self, **options: Any) -> None:
-        """Accept what a script asks of a text stream; this one is UTF-8 and unbuffered enough."""
-
-    def fileno(self) -> int:
-        """Return the descriptor that belongs to this stream."""
-        return 1 if self.name == "stdout" else 2
-
-    def isatty(self) -> bool:
-        """Nobody types here."""
-        return False
-
-    def readable(self) -> bool:
-        """It cannot be read."""
-        return False
-
-    def writable(self) -> bool:
-        """It can be written."""
-        return True
-
-    def __del__(self) -> None:
-        # io.IOBase would call close() when the interpreter ends, where nothing can be sent any more.
-        return
-
-
-class _BinaryOutput(io.RawIOBase):
-    """``sys.stdout.buffer``: bytes are decoded as they come; what is not UTF-8 becomes an escape."""
-
-    def __init__(self, text: HermesOutStream) -> None:
-        self._text = text
-        self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
-
-    def write(self, data: Any) -> int:
-        raw = bytes(data)
-        self._text.write_bytes(self._decoder.decode(raw).encode(), raw=len(raw))
-        return len(raw)
-
-    def flush(self) -> None:
-        self._text.flush()
-
-    def close(self) -> None:
-        self._text.flush()
-
-    def fileno(self) -> int:
-        return self._text.fileno()
-
-    def writable(self) -> bool:
-        return True
-
-    def __del__(self) -> None:
-        return
-
-
-class _DescriptorPipe:
-    """The pipe behind descriptor 1 or 2, read by a thread and, before a flush, by whoever flushes.
-
-    The warden makes it and holds the end that is read too: what is in it when the process dies is not lost.
-    """
-
-    def __init__(self, stream: HermesOutStream, ends: Sequence[int] | None) -> None:
-        self._stream = stream
-        self.number = stream.fileno()
-        self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
-        self._undecoded = 0  # bytes read whose character is not complete
-        self._lock = threading.RLock()  # a signal handler may print while its thread reads here
-        self.reading = False
-        self.read_end, self._write_end = os.pipe() if ends is None else ends
-        for end in (self.read_end, self._write_end):
-            os.set_inheritable(end, False)
-        os.dup2(self._write_end, self.number)
-        os.set_blocking(self.read_end, False)
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._after_fork)
-
-    def time_of_write(self) -> float:
-        """Return how many seconds it takes at least to write to the pipe."""
-        times = []
-        for _ in range(5):
-            began = monotonic()
-            os.write(self._write_end, b"")
-            times.append(monotonic() - began)
-        return min(times)
-
-    def drain(self) -> None:
-        """Take in all that is in the pipe now."""
-        with self._lock:
-            while self._read_once():
-                pass
-
-    def repair(self) -> None:
-        """Put the pipe back if the descriptor was closed. One that a cell has redirected stays as it is."""
-        try:
-            os.fstat(self.number)
-        except OSError:
-            try:
-                os.dup2(self._write_end, self.number)
-            except OSError as error:  # the cell has closed this one too
-                _log.warning("descriptor %d is closed for good: %s", self.number, error)
-
-    def take(self) -> None:
-        """Take in what one read gives."""
-        with self._lock:
-            self._read_once()
-
-    def _read_once(self) -> bool:
-        """Take in what one read gives; return whether there may be more."""
-        if self.reading:  # a signal handler prints: its text comes first
-            return False
-        self.reading = True
-        log = self._stream._output_log
-        try:
-            data = log.read(self._stream.name, self.read_end)
-            self._undecoded += len(data)
-            if text := self._decoder.decode(data).encode():
-                parent, raw = self._stream.latest_parent, self._undecoded
-                self._undecoded = 0
-                log.append(self._stream.name, text, parent, raw=raw, from_pipe=len(data))
-            return len(data) == READ_SIZE
-        except BlockingIOError:
-            return False
-        except OSError as error:
-            _log.warning("descriptor %d is not captured any more: %s", self.number, error)
-            return False
-        finally:
-            self.reading = False
-
-    def _after_fork(self) -> None:
-        self._lock = threading.RLock()
-        self.reading = False
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(descriptor, data) :]

@@ -34,7 +34,7 @@ from .lease import Lease
 SOCKET_PATH_LIMIT = 103 if sys.platform == "darwin" else 107
 LOG_TAIL = 4_000
 REST_SIZE = 256 * 1024
-"""Bytes of each stream that survive the kernel process, see ``hermes_kernel.kernel.outputs``."""
+"""Bytes of each stream that survive the kernel process, see ``hermes_kernel.kernel.rest``."""
 
 LANDING_SIZE = 64 * 1024
 """Bytes for what was read last from a stream's pipe, in the same file."""

@@ -9,7 +9,7 @@ import pytest
 from hermes_kernel import BlockingRegistry, CellStatus, KernelStartError, Limits, Loss
 from hermes_kernel.host import connection, session
 
-from ..fakes import FakeKernel, FakeLauncher, Script
+from ..fakes import FakeKernel, FakeLauncher, Script, only_first
 
 Request = dict[str, Any]
 Run = Callable[..., tuple[BlockingRegistry, FakeLauncher]]
@@ -33,17 +33,7 @@ def scripted(leaves_nothing: None) -> Iterator[Run]:
 
 
 def once(misbehave: Script) -> Script:
-    """Misbehave in the first cell; every later one is an ordinary one."""
-    done = []
-
-    def script(kernel: FakeKernel, request: Request) -> None:
-        if done:
-            kernel.good(request)
-        else:
-            done.append(1)
-            misbehave(kernel, request)
-
-    return script
+    return only_first(misbehave, lambda kernel, request: kernel.good(request))
 
 
 def test_an_ordinary_cell(scripted: Run) -> None:

@@ -22,7 +22,7 @@ from hermes_kernel import BlockingRegistry, CellResult, CellStatus, KernelStartE
 from hermes_kernel.cell import execution
 from hermes_kernel.host import connection
 
-from ..fakes import DELIMITER, FakeKernel, FakeLauncher, HandMadeSocket, Script
+from ..fakes import DELIMITER, FakeKernel, FakeLauncher, HandMadeSocket, Script, only_first
 
 Request = dict[str, Any]
 Run = Callable[..., tuple[BlockingRegistry, FakeLauncher]]
@@ -70,17 +70,7 @@ def echo(kernel: FakeKernel, request: Request) -> None:
 
 
 def first(misbehave: Script) -> Script:
-    """Misbehave in the first cell; every later one is an ordinary one."""
-    begun = []
-
-    def script(kernel: FakeKernel, request: Request) -> None:
-        if begun:
-            echo(kernel, request)
-        else:
-            begun.append(1)
-            misbehave(kernel, request)
-
-    return script
+    return only_first(misbehave, echo)
 
 
 def amid(noise: Script) -> Script:

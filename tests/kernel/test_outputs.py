@@ -16,7 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jupyter_client.session import Session
 
-from hermes_kernel.kernel.outputs import FLOOD, READ_SIZE, RING, SEND_AT, HermesOutStream, OutputLog, Rest
+from hermes_kernel.kernel.outputs import FLOOD, SEND_AT, OutputLog
+from hermes_kernel.kernel.rest import READ_SIZE, RING, Rest
+from hermes_kernel.kernel.streams import HermesOutStream
 
 SIZE = 64
 

@@ -1,0 +1,110 @@
+"""What a kernel leaves in files that outlive it: the end of its output, and which cell began last."""
+
+import logging
+import mmap
+import os
+import struct
+from pathlib import Path
+
+RING = 256 * 1024  # bytes of a stream that are kept, at least
+READ_SIZE = 64 * 1024  # bytes; what a pipe holds
+
+_COUNT = struct.Struct("=Q")
+_COUNTS = struct.Struct("=QQ")
+RING_START = _COUNTS.size  # where the ring of a file begins
+_AROUND = _COUNTS.size + _COUNT.size + READ_SIZE  # bytes of a file besides the ring
+_log = logging.getLogger(__name__)
+
+
+class Rest:
+    """The last bytes of a stream: those that nobody has sent yet, and what stood before them.
+
+    In a file that outlives the process, for what could not be sent any more: the host reads it when the
+    process is gone, and finds what no message has brought it. The file holds, as numbers of 8 bytes: how many
+    bytes were written so far, and how many of them came from a pipe; then a ring of the last bytes written;
+    then the second number as it was at the last read from the pipe, and READ_SIZE bytes for what was read.
+    Between the read and the ring the process may die.
+    """
+
+    def __init__(self, name: str, path: Path | None) -> None:
+        self.name = name
+        self.total = 0
+        self.sent = 0  # how much of it has been sent
+        self._from_pipe = 0
+        self._landed = 0
+        found = None if path is None else _map(path)
+        self.map: mmap.mmap | bytearray = bytearray(_AROUND + RING) if found is None else found
+        self._landing = len(self.map) - READ_SIZE
+        self.size = self._landing - _COUNT.size - _COUNTS.size
+        self.end = RING_START + self.size
+        self.count = memoryview(self.map)[: _COUNT.size].cast("Q")
+
+    def read(self, descriptor: int) -> bytes:
+        """Read at most READ_SIZE bytes from a pipe, which are in the file as soon as they have left it.
+
+        Raises OSError; BlockingIOError if there is nothing to read.
+        """
+        self.map[self._landing : self._landing + self._landed] = bytes(self._landed)
+        _COUNT.pack_into(self.map, self._landing - _COUNT.size, self._from_pipe)
+        with memoryview(self.map)[self._landing :] as landing:
+            self._landed = os.readv(descriptor, [landing])
+            return landing[: self._landed].tobytes()
+
+    def add(self, data: bytes | memoryview, *, from_pipe: int = 0) -> None:
+        """Note what was written; *from_pipe*: how many bytes that were read it makes good for."""
+        size = len(data)
+        self.total += size
+        self._from_pipe += from_pipe
+        if size > self.size:
+            data = data[-self.size :]
+            size = self.size
+        at = (self.total - size) % self.size
+        room = self.size - at
+        if size <= room:
+            self.map[RING_START + at : RING_START + at + size] = data
+        else:
+            self.map[RING_START + at : RING_START + self.size] = data[:room]
+            self.map[RING_START : RING_START + size - room] = data[room:]
+        # Last, and at once: a process that dies before has not written, and its read is still valid.
+        _COUNTS.pack_into(self.map, 0, self.total, self._from_pipe)
+
+    def between(self, start: int, end: int) -> bytes:
+        """Return what was written from *start* to *end*, counted from the beginning, as far as it is kept."""
+        start = max(start, self.total - self.size)
+        if end <= start:
+            return b""
+        at, size = start % self.size, end - start
+        room = self.size - at
+        if size <= room:
+            return bytes(self.map[RING_START + at : RING_START + at + size])
+        return bytes(self.map[RING_START + at : RING_START + self.size]) + bytes(
+            self.map[RING_START : RING_START + size - room]
+        )
+
+
+class StartMark:
+    """Which cell began last, in a file that outlives the process: so that none is ever run twice."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._map = None if path is None else _map(path)
+
+    def set(self, msg_id: str) -> None:
+        """A cell begins."""
+        if self._map is not None:
+            size = len(self._map)
+            self._map[:] = msg_id.encode("utf-8", "backslashreplace")[:size].ljust(size, b"\0")
+
+
+def _map(path: Path) -> mmap.mmap | None:
+    try:
+        with open(path, "r+b") as file:
+            return mmap.mmap(file.fileno(), 0)
+    except (OSError, ValueError) as error:  # started by hand, without a directory of ours
+        _log.info("%s is not kept beyond the end of the kernel: %s", path.name, error)
+        return None
+
+
+def rest_of(name: str, path: Path | None) -> Rest:
+    """Return the ring of a stream, which must hold all that is not sent yet."""
+    rest = Rest(name, path)
+    return rest if rest.size >= RING else Rest(name, None)
