@@ -213,3 +213,15 @@ def test_eight_megabytes_take_no_time_to_speak_of(text: str) -> None:
     result = present(outputs, None, cleaner=Masks(), store=Kept())
     assert time.monotonic() - began < 10
     assert len(result.text.encode()) <= 51_000
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_no_part_of_a_secret_is_left_at_a_cut(stream: str) -> None:
+    budget = {"stdout": SMALL.output, "stderr": SMALL.stderr}[stream]
+    size = len(SECRET)
+    for edge in (budget * 2 // 5, 10_000 - budget * 3 // 5):
+        for at in range(edge - size - 1, edge + 2):
+            text = f"{'a' * at} {SECRET} {'b' * (10_000 - at - size)}"
+            result = shown(VOICE.stream(text, stream), cleaner=Masks([SECRET]))
+            for part in (result.text, result.stdout, result.stderr, repr(result.outputs)):
+                assert not any(SECRET[n : n + 5] in part for n in range(size - 4)), at
