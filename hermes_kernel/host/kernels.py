@@ -261,7 +261,7 @@ class OwnedKernels:
             reused=reused,
             lost=lost,
             ended=ended,
-            leftovers=() if ended else tuple(map(call.cleaner.mask, outcome.leftovers)),
+            leftovers=() if ended else outcome.leftovers,
             foreign_cells=session.take_foreign_cells(),
             degraded=session.degraded,
         )
