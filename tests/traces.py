@@ -38,6 +38,13 @@ def marked_processes(ipython_under: str) -> list[psutil.Process]:
     return found
 
 
+def is_gone(process: psutil.Process) -> bool:
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
 def zombies() -> list[psutil.Process]:
     return [p for p in psutil.Process().children() if p.status() == psutil.STATUS_ZOMBIE]
 

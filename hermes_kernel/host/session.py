@@ -1,6 +1,7 @@
 """One live kernel as its owner uses it: cells one after another, each to its settlement."""
 
 import asyncio
+import contextlib
 import logging
 import math
 import signal
@@ -150,13 +151,15 @@ class KernelSession:
         while not self.is_ready:
             # A subscription that came after the first answer misses its status: ask for another one.
             if self._loop.time() >= ask_again and (self._answered or not self._asked):
-                self._asked.add(self._connection.send("shell", "kernel_info_request", {}, {}))
+                with contextlib.suppress(zmq.Again):  # nobody is connected just now: the next time
+                    self._asked.add(self._connection.send("shell", "kernel_info_request", {}, {}))
                 ask_again = self._loop.time() + ASK_AGAIN
             if self._exit.done():
                 raise self._start_error(f"the kernel ended while it started; {HELP}", await self._exit)
             if self._loop.time() >= deadline:
                 raise self._start_error(f"the kernel did not answer within start_timeout; {HELP}", None)
-            await self._wait(min(deadline, ask_again) if self._answered else deadline, None)
+            has_to_ask = self._answered or not self._asked
+            await self._wait(min(deadline, ask_again) if has_to_ask else deadline, None)
 
     async def bootstrap(self, code: str, deadline: float) -> None:
         """Run code of the host's before the first cell; raises KernelStartError if it fails."""

@@ -57,15 +57,8 @@ def spares(zygote: psutil.Process, kernels: Sequence[int]) -> list[int]:
     return found
 
 
-def is_gone(process: psutil.Process) -> bool:
-    try:
-        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
-
-
 def all_gone(processes: Sequence[psutil.Process], within: float) -> bool:
-    return traces.eventually(lambda: all(map(is_gone, processes)), within=within)
+    return traces.eventually(lambda: all(map(traces.is_gone, processes)), within=within)
 
 
 def processes_of(runtime: Path) -> list[psutil.Process]:
@@ -81,7 +74,7 @@ def processes_of(runtime: Path) -> list[psutil.Process]:
             pass  # of another user's: the command line has to do
         except OSError:
             continue
-        if name in told and process.pid != os.getpid() and not is_gone(process):
+        if name in told and process.pid != os.getpid() and not traces.is_gone(process):
             found.append(process)
     return found
 

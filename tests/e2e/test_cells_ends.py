@@ -229,7 +229,7 @@ def test_a_kernel_that_died_between_two_calls_is_replaced_and_said(registry: Blo
     assert info.pid is not None
     kernel = psutil.Process(info.pid)
     kernel.kill()
-    assert traces.eventually(lambda: not kernel.is_running() or kernel.status() == psutil.STATUS_ZOMBIE)
+    assert traces.eventually(lambda: traces.is_gone(kernel))
     after = still_answers(registry)
     assert (after.kernel.lost, after.kernel.reused) == (Loss.DIED, False)
     assert after.to_dict()["kernel"]["state_reset"] is True

@@ -288,13 +288,6 @@ def own_runtime() -> Iterator[Path]:
     shutil.rmtree(directory, ignore_errors=True)  # the wardens of a killed server remove, too
 
 
-def is_gone(process: psutil.Process) -> bool:
-    try:
-        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
-
-
 def seconds(act: Callable[[], object]) -> float:
     began = time.perf_counter()
     act()
@@ -371,7 +364,7 @@ def test_exit_asks_the_front_end_and_ends_the_kernel_which_the_server_replaces(
     answer = kernel.run(leave)
     assert answer.ended_with == "ok"
     assert answer.reply["payload"] == [{"source": "ask_exit", "keepkernel": False}]
-    assert traces.eventually(lambda: is_gone(kernel.process))
+    assert traces.eventually(lambda: traces.is_gone(kernel.process))
     assert traces.eventually(lambda: traces_of(server.runtime, kernel.id), within=START_WAIT)
     kernel.reconnect()
     assert kernel.run("'kept' in globals()").value == "False"
@@ -401,7 +394,7 @@ CHILD = "import subprocess; subprocess.Popen(['sleep', '600']).pid"
 def test_delete_ends_the_kernel_and_its_children(server: Server, kernel: Kernel) -> None:
     child = psutil.Process(int(kernel.run(CHILD).value or 0))
     kernel.delete()
-    assert traces.eventually(lambda: is_gone(child) and is_gone(kernel.process))
+    assert traces.eventually(lambda: traces.is_gone(child) and traces.is_gone(kernel.process))
     assert traces.kernels_of(server.runtime) == []
 
 
@@ -410,7 +403,7 @@ def test_restart_ends_the_children_and_the_state(kernel: Kernel) -> None:
     kernel.restart()
     kernel.reconnect()
     assert kernel.run("'subprocess' in globals()").value == "False"
-    assert traces.eventually(lambda: is_gone(child) and is_gone(kernel.process))
+    assert traces.eventually(lambda: traces.is_gone(child) and traces.is_gone(kernel.process))
 
 
 @pytest.mark.usefixtures("leaves_nothing")
@@ -429,7 +422,7 @@ def test_delete_of_a_busy_kernel_is_not_waited_for_long(server: Server, kernel: 
     cell = kernel.begin("import time; print('begun', flush=True); time.sleep(60)")
     kernel.until_printed(cell, "begun")
     assert seconds(kernel.delete) < 3 * QUICK
-    assert traces.eventually(lambda: is_gone(kernel.process))
+    assert traces.eventually(lambda: traces.is_gone(kernel.process))
 
 
 def test_restart_of_an_idle_kernel_is_quick(
@@ -454,7 +447,7 @@ def test_a_server_that_is_asked_to_end_leaves_nothing(tmp_path: Path, own_runtim
         child = psutil.Process(int(kernel.run(CHILD).value or 0))
         server.process.send_signal(signal.SIGTERM)
         server.process.wait(STOP_WAIT)
-        assert traces.eventually(lambda: is_gone(kernel.process) and is_gone(child))
+        assert traces.eventually(lambda: traces.is_gone(kernel.process) and traces.is_gone(child))
         assert traces_of(own_runtime) == []
         assert traces.kernels_of(own_runtime) == []
 
@@ -472,4 +465,4 @@ def test_a_kernel_ends_with_a_server_that_is_killed(cell: str, tmp_path: Path, o
             kernel.until_printed(kernel.begin(cell), "begun")
         server.process.kill()
         server.process.wait()
-        assert traces.eventually(lambda: is_gone(kernel.process), within=POLLER_WAIT)
+        assert traces.eventually(lambda: traces.is_gone(kernel.process), within=POLLER_WAIT)

@@ -46,7 +46,6 @@ from .hosts import (
     family,
     files_of,
     host,
-    is_gone,
     new_runtime,
     processes_of,
     spares,
@@ -129,7 +128,7 @@ def grow(
     line = family(kernel_of(registry, owner))
     tree: list[psutil.Process] = line.warden.children(recursive=True)
     assert len(tree) > len(KINDS)
-    assert not any(map(is_gone, tree))
+    assert not any(map(traces.is_gone, tree))
     return line, tree
 
 
@@ -231,7 +230,7 @@ def test_a_host_that_dies_before_its_kernel_can_hear_of_it_has_no_kernel(
             process.kill()
         one.wait()
         assert all_gone([line.zygote, line.warden], within=BOUND)
-        assert not is_gone(line.kernel)
+        assert not traces.is_gone(line.kernel)
         held.let_all_go()
         assert all_gone([line.kernel], within=BOUND)
         # Whoever would remove its files is gone; see test_staging_faults.
@@ -358,7 +357,7 @@ def test_a_forked_worker_that_outlives_a_killed_host_does_not_keep_its_kernels(
         members = [tree, *tree.children(recursive=True)]
         one.kill()
         assert all_gone(members, within=BOUND)
-        assert not is_gone(worker)
+        assert not traces.is_gone(worker)
         worker.kill()
         assert one.leaves_nothing(BOUND), one.leaves()
 
@@ -439,7 +438,7 @@ def test_without_zygote_and_warden_all_that_carries_the_mark_of_the_kernel_is_en
     line.zygote.kill()
     try:
         assert all_gone([process for process in tree if process not in unmarked], within=BOUND)
-        assert not any(map(is_gone, unmarked))
+        assert not any(map(traces.is_gone, unmarked))
         assert still_answers(registry).kernel.lost is Loss.DIED
     finally:
         for process in unmarked:
@@ -569,7 +568,7 @@ def test_an_interrupt_without_a_cell_harms_nobody(make_registry: Make) -> None:
     line.zygote.send_signal(signal.SIGHUP)
     assert registry.execute("x", owner="a").value == "1"
     assert registry.execute("6 * 7", owner="b").value == "42"
-    assert not any(map(is_gone, (line.zygote, line.warden, line.kernel)))
+    assert not any(map(traces.is_gone, (line.zygote, line.warden, line.kernel)))
 
 
 # -- what a cell has started ------------------------------------------------------------------------------
@@ -618,7 +617,9 @@ def test_whatever_a_cell_has_started_is_gone_when(
     registry = make_registry(limits=Limits(**way, max_kernels=1))
     line, tree = grow(registry, tmp_path)
     ENDS[end](registry)
-    assert all_gone([*tree, line.warden], within=BOUND), [process for process in tree if not is_gone(process)]
+    assert all_gone([*tree, line.warden], within=BOUND), [
+        process for process in tree if not traces.is_gone(process)
+    ]
     assert processes_of(tmp_path) == []
 
 
@@ -680,7 +681,7 @@ os.wait()
     result = registry.execute(code, owner="a")
     assert result.value is not None, result.text
     children = [psutil.Process(pid) for pid in json.loads(result.value)]
-    assert not any(map(is_gone, children))
+    assert not any(map(traces.is_gone, children))
     assert registry.execute("1", owner="a", reset=True).kernel.lost is Loss.RESET
     assert all_gone(children, within=3)
 
@@ -906,7 +907,7 @@ assert os.readlink('/proc/self/ns/pid') != {own!r} and os.getppid() == 1
 os.kill(-1, 9)
 child.wait(5)"""
         assert one.cell(code, timeout=20)["value"] == "-9"
-        assert sum(map(is_gone, everybody)) == 1
+        assert sum(map(traces.is_gone, everybody)) == 1
         assert one.cell("6 * 7", owner="other")["value"] == "42"
         assert one.cell("6 * 7")["value"] == "42"
 

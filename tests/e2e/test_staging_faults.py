@@ -32,7 +32,6 @@ from .hosts import (
     family,
     files_of,
     host,
-    is_gone,
     new_runtime,
     processes_of,
 )
@@ -310,7 +309,7 @@ def test_numbers_in_the_record_of_a_dead_kernel_are_never_signalled(place: Path)
             who = {"pid": stranger.pid, "started": 1}
             dead_kernel(place, warden=who, kernel=who, host=who, zygote=who, pid=stranger.pid)
             assert is_swept(place)
-            assert not is_gone(psutil.Process(stranger.pid))
+            assert not traces.is_gone(psutil.Process(stranger.pid))
         finally:
             stranger.kill()
 
