@@ -38,6 +38,7 @@ def runtime() -> Iterator[Path]:
     directory = Path(tempfile.mkdtemp(prefix="hkt-"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_RUNTIME_DIR", str(directory))
+        patch.setenv("JUPYTER_RUNTIME_DIR", str(directory / "jupyter"))
         cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
         patch.setenv("PIP_CACHE_DIR", os.environ.get("PIP_CACHE_DIR") or os.path.join(cache, "pip"))
         patch.setenv("XDG_CACHE_HOME", str(directory / "cache"))

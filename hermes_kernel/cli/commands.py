@@ -9,6 +9,7 @@ from .. import __version__
 from ..errors import HermesKernelError, KernelStartError
 from .doctor import doctor
 from .interruption import exit_code_of_interrupt
+from .people import attach, lab, variables
 from .run import run
 from .sessions import kill, ps
 from .spec import spec
@@ -53,6 +54,9 @@ main.add_command(doctor)
 main.add_command(spec)
 main.add_command(ps)
 main.add_command(kill)
+main.add_command(attach)
+main.add_command(lab)
+main.add_command(variables)
 
 
 def _sentence(error: HermesKernelError) -> str:

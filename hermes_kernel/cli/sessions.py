@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import click
@@ -17,7 +18,7 @@ NOT_ENDED = 1
 NONE_FOUND = 2
 ID_SHOWN = 12  # characters of a kernel's id: enough to tell it from others
 
-_HEADINGS = ("OWNER", "KERNEL", "PID", "AGE", "MEMORY", "START", "ISOLATION", "HOST", "CWD")
+_HEADINGS = ("OWNER", "KERNEL", "PID", "AGE", "MEMORY", "START", "ISOLATION", "EXPOSED", "HOST", "CWD")
 
 
 @click.command(short_help="Show the live kernels.")
@@ -25,7 +26,8 @@ _HEADINGS = ("OWNER", "KERNEL", "PID", "AGE", "MEMORY", "START", "ISOLATION", "H
 def ps(*, as_json: bool) -> None:
     """Show the live kernels of this user: those of every process, and of whoever has started them.
 
-    MEMORY is what the kernel's process has in memory (RSS), without its children.
+    MEMORY is what the kernel's process has in memory (RSS), without its children. EXPOSED: whether people can
+    look into it, with `attach`, `vars` and `lab`.
     """
     now = time.time()
     sessions = live_sessions()
@@ -35,7 +37,7 @@ def ps(*, as_json: bool) -> None:
     if not sessions:
         click.echo("There is no live kernel.")
         return
-    _print_table([_HEADINGS, *(_row(session, now) for session in sessions)])
+    print_table([_HEADINGS, *(_row(session, now) for session in sessions)])
 
 
 @click.command(short_help="End live kernels.")
@@ -54,7 +56,7 @@ def kill(ctx: click.Context, names: Sequence[str], *, every: bool, as_json: bool
     if bool(names) == every:
         raise click.UsageError("give owners or kernel ids, or --all")
     sessions = live_sessions()
-    chosen = sessions if every else _called(sessions, names)
+    chosen = sessions if every else called(sessions, names)
     now = time.time()
     outcomes = [(session, end_session(session, timeout=KILL_TIMEOUT)) for session in chosen]
     if as_json:
@@ -68,7 +70,25 @@ def kill(ctx: click.Context, names: Sequence[str], *, every: bool, as_json: bool
     ctx.exit(0 if all(ended for _, ended in outcomes) else NOT_ENDED)
 
 
-def _called(sessions: Sequence[Session], names: Sequence[str]) -> list[Session]:
+def exposed_session(name: str) -> tuple[Session, Path]:
+    """Return the one live session that a person means, and its connection file; raises ConfigError."""
+    chosen = called(live_sessions(), [name])
+    exposed = [session for session in chosen if session.published is not None]
+    if not exposed:
+        raise ConfigError(
+            f"the session {name!r} is not exposed: its host must be started with expose=True for people to "
+            "look into it"
+        )
+    if len(exposed) > 1:
+        ids = ", ".join(session.kernel_id[:ID_SHOWN] for session in exposed)
+        raise ConfigError(f"{name!r} has {len(exposed)} kernels: give the id of one of them: {ids}")
+    (session,) = exposed
+    assert session.published is not None
+    return session, session.published
+
+
+def called(sessions: Sequence[Session], names: Sequence[str]) -> list[Session]:
+    """Return the sessions that are called so; raises ConfigError for a name of none."""
     chosen: dict[str, Session] = {}
     for name in names:
         found = {session.kernel_id: session for session in sessions if session.is_called(name)}
@@ -80,9 +100,10 @@ def _called(sessions: Sequence[Session], names: Sequence[str]) -> list[Session]:
 
 def _told(session: Session, now: float) -> dict[str, Any]:
     told = asdict(session)
-    del told["lease_file"]
+    del told["lease_file"], told["published"]
     return {
         **told,
+        "connection_file": None if session.published is None else str(session.published),
         "owner": session.owner,
         "age": round(now - session.started, 1),
         "memory": _memory(session),
@@ -99,6 +120,7 @@ def _row(session: Session, now: float) -> tuple[str, ...]:
         "-" if memory is None else f"{memory / 2**20:.0f} MiB",
         session.start_method,
         session.isolation,
+        "no" if session.published is None else "yes",
         str(session.host),
         session.cwd,
     )
@@ -119,7 +141,8 @@ def _age(seconds: float) -> str:
     return f"{max(seconds, 0):.0f} s"
 
 
-def _print_table(rows: Sequence[Sequence[str]]) -> None:
+def print_table(rows: Sequence[Sequence[str]]) -> None:
+    """Print rows of cells in columns, the first of them as a heading."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
     for number, row in enumerate(rows):
         *cells, last = row

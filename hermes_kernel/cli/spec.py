@@ -1,4 +1,4 @@
-"""``hermes-kernel spec``: the kernel spec, put where a Jupyter front end looks for it, and taken away."""
+"""``hermes-kernel spec``: the kernel specs, put where a Jupyter front end looks for them, and taken away."""
 
 import json
 import re
@@ -13,10 +13,12 @@ import click
 from jupyter_client.kernelspec import KernelSpecManager
 
 from ..errors import ConfigError
+from ..process.published import SPEC as LIVE
 
 NAME = "hermes"
 PROVISIONER = "hermes-provisioner"
-SOURCE = Path(__file__).with_name("kernelspec")
+LIVE_PROVISIONER = "hermes-attach"
+SOURCES = Path(__file__).with_name("kernels")
 
 # Jupyter allows a name like "..", and it removes the directory of that name.
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
@@ -32,21 +34,34 @@ class Place:
     name: str
     prefix: Path | None = None
     is_own: bool = False
+    is_live: bool = False
 
     @classmethod
-    def chosen(cls, name: str, *, user: bool, sys_prefix: bool, prefix: Path | None) -> "Place":
+    def chosen(
+        cls, name: str | None, *, live: bool, user: bool, sys_prefix: bool, prefix: Path | None
+    ) -> "Place":
         """Return what the options say; raises a usage error if they contradict each other."""
+        if live and name is not None:
+            raise click.UsageError("--live and --name exclude each other: front ends look for that one name")
+        if name == LIVE:
+            raise click.UsageError(f"{LIVE!r} is the spec of live sessions: install it with --live")
+        name = LIVE if live else name or NAME
         if user + sys_prefix + (prefix is not None) > 1:
             raise click.UsageError("--user, --sys-prefix and --prefix exclude each other; give one of them")
         if sys_prefix:
-            return cls(name, Path(sys.prefix), is_own=True)
+            return cls(name, Path(sys.prefix), is_own=True, is_live=live)
         if prefix is None:
-            return cls(name)
+            return cls(name, is_live=live)
         if not prefix.is_dir():
             raise click.BadParameter(
                 f"there is no directory {str(prefix)!r}; make it first", param_hint="'--prefix'"
             )
-        return cls(name, prefix.absolute())
+        return cls(name, prefix.absolute(), is_live=live)
+
+    @property
+    def provisioner(self) -> str:
+        """The provisioner of a spec of ours of this kind."""
+        return LIVE_PROVISIONER if self.is_live else PROVISIONER
 
     @property
     def kernels(self) -> Path:
@@ -65,7 +80,9 @@ class Place:
         return KernelSpecManager(kernel_dirs=[str(self.kernels)], ensure_native_kernel=False)
 
 
-def _checked_name(ctx: click.Context, param: click.Parameter, value: str) -> str:
+def _checked_name(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    if value is None:
+        return None
     name = value.lower()  # as Jupyter does
     if not _NAME.fullmatch(name):
         raise click.BadParameter(
@@ -81,7 +98,10 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
         "--prefix", type=click.Path(path_type=Path), metavar="PATH", help="In PATH/share/jupyter/kernels."
     ),
     click.option(
-        "--name", default=NAME, show_default=True, callback=_checked_name, help="The kernel spec's name."
+        "--name", callback=_checked_name, metavar="NAME", help=f"The kernel spec's name.  [default: {NAME}]"
+    ),
+    click.option(
+        "--live", is_flag=True, help="The spec under which live sessions are shown; it starts nothing."
     ),
 )
 
@@ -94,7 +114,7 @@ def _with_place(command: Callable[..., None]) -> Callable[..., None]:
 
 @click.group(short_help="Install or remove the kernel spec for Jupyter.")
 def spec() -> None:
-    """Install or remove the kernel spec with which JupyterLab and others start our kernels.
+    """Install or remove the kernel specs for JupyterLab and others: to start our kernels, to show live ones.
 
     Exit codes: 0 done, 2 it cannot be done.
     """
@@ -102,7 +122,7 @@ def spec() -> None:
 
 @spec.command()
 @_with_place
-def install(*, user: bool, sys_prefix: bool, prefix: Path | None, name: str) -> None:
+def install(*, user: bool, sys_prefix: bool, prefix: Path | None, name: str | None, live: bool) -> None:
     """Install the kernel spec.
 
     With --user and --prefix it names this interpreter: the kernels run here, whichever Jupyter starts them.
@@ -115,56 +135,57 @@ def install(*, user: bool, sys_prefix: bool, prefix: Path | None, name: str) -> 
 
     Exit codes: 0 installed, 2 it cannot be installed.
     """
-    place = Place.chosen(name, user=user, sys_prefix=sys_prefix, prefix=prefix)
-    _check_ours(place, "choose another --name")
+    place = Place.chosen(name, live=live, user=user, sys_prefix=sys_prefix, prefix=prefix)
+    _check_ours(place, "remove it" if live else "choose another --name")
     try:
         with tempfile.TemporaryDirectory(prefix="hermes-spec-") as source:
             _write(Path(source), place)
             where = place.manager().install_kernel_spec(
                 source,
-                name,
+                place.name,
                 user=place.prefix is None,
                 prefix=None if place.prefix is None else str(place.prefix),
             )
     except OSError as error:
         raise ConfigError(_refused("installed", place, error)) from error
-    click.echo(f"Installed the kernel spec {name!r} in {where}")
+    click.echo(f"Installed the kernel spec {place.name!r} in {where}")
     if str(place.kernels) not in KernelSpecManager().kernel_dirs:
         click.echo(f"Jupyter does not look there yet; add {place.kernels.parent} to JUPYTER_PATH", err=True)
 
 
 @spec.command()
 @_with_place
-def remove(*, user: bool, sys_prefix: bool, prefix: Path | None, name: str) -> None:
+def remove(*, user: bool, sys_prefix: bool, prefix: Path | None, name: str | None, live: bool) -> None:
     """Remove the kernel spec that `install` with the same options has installed.
 
     Exit codes: 0 removed, 2 there is none, or it cannot be removed.
     """
-    place = Place.chosen(name, user=user, sys_prefix=sys_prefix, prefix=prefix)
+    place = Place.chosen(name, live=live, user=user, sys_prefix=sys_prefix, prefix=prefix)
     _check_ours(place, "`jupyter kernelspec remove` removes any")
     try:
-        where = place.manager().remove_kernel_spec(name)
+        where = place.manager().remove_kernel_spec(place.name)
     except KeyError:
         raise ConfigError(
-            f"there is no kernel spec {name!r} in {place.kernels}; `jupyter kernelspec list` lists all"
+            f"there is no kernel spec {place.name!r} in {place.kernels}; `jupyter kernelspec list` lists all"
         ) from None
     except OSError as error:
         raise ConfigError(_refused("removed", place, error)) from error
-    click.echo(f"Removed the kernel spec {name!r} from {where}")
+    click.echo(f"Removed the kernel spec {place.name!r} from {where}")
 
 
 def _write(directory: Path, place: Place) -> None:
     """Write the spec as it is to be at *place*."""
-    content = json.loads((SOURCE / "kernel.json").read_text(encoding="utf-8"))
+    source = SOURCES / (LIVE if place.is_live else NAME)
+    content = json.loads((source / "kernel.json").read_text(encoding="utf-8"))
     if not place.is_own:
         if not sys.executable:
             raise ConfigError("this interpreter does not know its own path; use --sys-prefix")
         content["argv"][0] = sys.executable
-    if place.name != NAME:
+    if place.name not in (NAME, LIVE):
         content["display_name"] = f"Hermes ({place.name})"
     (directory / "kernel.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    logo = "logo-svg.svg"
-    (directory / logo).write_bytes((SOURCE / logo).read_bytes())
+    for logo in source.glob("logo-*"):
+        (directory / logo.name).write_bytes(logo.read_bytes())
 
 
 def _check_ours(place: Place, next_step: str) -> None:
@@ -174,7 +195,7 @@ def _check_ours(place: Place, next_step: str) -> None:
         if found is None:
             return
         content = json.loads((Path(found) / "kernel.json").read_text(encoding="utf-8"))
-        is_ours = content["metadata"]["kernel_provisioner"]["provisioner_name"] == PROVISIONER
+        is_ours = content["metadata"]["kernel_provisioner"]["provisioner_name"] == place.provisioner
     except OSError as error:
         raise ConfigError(_refused("read", place, error)) from error
     except (ValueError, KeyError, TypeError):  # no JSON, or none of ours

@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 from ..cell.result import CellResult
+from ..cell.variables import Variable
 from ..errors import ConfigError, HermesKernelError
 from ..lifecycle.info import KernelInfo
 from ..lifecycle.key import Owner
@@ -82,6 +83,13 @@ class BlockingRegistry(RegistryBase):
         """Return the manager of the owner's kernel, None if it has none."""
         who = Owner.of(owner)
         return self._submit(_now(lambda: self._kernels.manager(who))).result()
+
+    def variables(self, owner: str | Owner) -> tuple[Variable, ...]:
+        """Describe the variables of the owner's kernel, also while a cell runs; none if it has no kernel.
+
+        No code of theirs is run for it. Raises HermesKernelError if the kernel does not answer in 5 s.
+        """
+        return self._submit(self._kernels.variables(Owner.of(owner), self._options.cleaner())).result()
 
     def stats(self) -> dict[str, int]:
         """Count what has happened: kernels started and lost, by reason, and cells by status."""

@@ -13,9 +13,12 @@ from typing import Any
 import zmq
 
 from ..cell.execution import cut_before_run
+from ..cell.message import MalformedMessage
 from ..cell.outputs import OutputCollector
 from ..cell.result import CellResult, KernelReport
+from ..cell.shown import Cleaner
 from ..cell.status import CellStatus, Fate, Phase
+from ..cell.variables import Variable, variables_of
 from ..errors import HermesKernelError, KernelStartError
 from ..lifecycle.info import KernelInfo, KernelState
 from ..lifecycle.key import Owner
@@ -31,12 +34,14 @@ from .queue import CellQueue, Turn
 from .results import Results
 from .session import CellOutcome, KernelGoneError, KernelSession
 from .supervisor import Supervisor
+from .variables import NO_ANSWER
 
 MAX_ATTEMPTS = 5
 """How many kernels may end under a call that waits for them before it gives up."""
 
 TEAR_DOWN_WAIT = 1.0  # seconds that a result waits for its kernel to be gone
 START_MARGIN = 1.0  # seconds beyond the start's own bound until its launcher counts as silent
+VARIABLES_TIMEOUT = 5.0  # seconds for a kernel to tell its variables
 SETTLE_TIMEOUT = 10.0  # seconds for the calls of a registry that closes to have their results
 
 WAITS_FOR_ITSELF = (
@@ -135,8 +140,23 @@ class OwnedKernels:
 
     def manager(self, owner: Owner) -> HermesKernelManager | None:
         """Return the manager of the kernel that the owner used last, None if it has none."""
-        mine = [kernel for kernel in self._kernels.values() if kernel.record.key.owner == owner]
-        return max(mine, key=lambda kernel: kernel.last_used).manager if mine else None
+        kernel = self._last_used(owner)
+        return None if kernel is None else kernel.manager
+
+    async def variables(self, owner: Owner, cleaner: Cleaner) -> tuple[Variable, ...]:
+        """Return the variables of the kernel that the owner used last, none if it has no kernel."""
+        kernel = self._last_used(owner)
+        if kernel is None or kernel.session is None or kernel.starting is not None:
+            return ()
+        try:
+            told = await kernel.session.variables(VARIABLES_TIMEOUT)
+            return variables_of(told, cleaner)
+        except KernelGoneError:
+            return ()
+        except TimeoutError as error:
+            raise HermesKernelError(NO_ANSWER.format(VARIABLES_TIMEOUT)) from error
+        except MalformedMessage as error:
+            raise HermesKernelError(f"the kernel's answer is no list of variables: {error}") from error
 
     async def close_where(self, predicate: Callable[[KernelInfo], bool]) -> int:
         """End the kernels that *predicate* picks, with the cells that run on them; return how many.
@@ -293,6 +313,7 @@ class OwnedKernels:
             restartable=False,
             process_limits=_process_limits(self._options.limits),
             label={"owner": asdict(record.key.owner)},
+            expose=self._options.expose,
         )
         now = time.time()
         return OwnedKernel(record, kernel_id, manager, now, now)
@@ -404,6 +425,10 @@ class OwnedKernels:
         finally:
             self._kernels.pop(kernel.record, None)
 
+    def _last_used(self, owner: Owner) -> OwnedKernel | None:
+        mine = [kernel for kernel in self._kernels.values() if kernel.record.key.owner == owner]
+        return max(mine, key=lambda kernel: kernel.last_used, default=None)
+
     def _plan_sweep(self) -> None:
         """Have the idle kernels ended when it is time, without any traffic."""
         if self._next_sweep is not None:
@@ -444,7 +469,7 @@ class OwnedKernels:
             started=kernel.started,
             last_used=kernel.last_used,
             execution_count=0 if session is None else session.execution_count,
-            connection_file=None if launched is None else launched.connection_file,
+            connection_file=None if launched is None else launched.published or launched.connection_file,
             python=kernel.record.key.python,
             cwd=kernel.record.key.cwd,
             attached=kernel.record.attached,

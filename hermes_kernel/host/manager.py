@@ -23,6 +23,7 @@ from ..process import interpreter
 from ..process.environment import EnvPolicy
 from ..process.launch import Launched, Launcher, ProcessLimits
 from ..process.local import LocalLauncher
+from ..process.published import publish_dir
 from ..wire import PACKER, UNPACKER
 from .bridge import KernelBridge
 from .client import HermesKernelClient, OwnerSession, client_context
@@ -61,6 +62,7 @@ class HermesKernelManager(AsyncKernelManager):
     bridge_token = Unicode(help="What proves to the tool bridge that a connection comes from the kernel.")
     process_limits = Instance(ProcessLimits, ())
     label = Dict(help="What people are told about the session.")
+    expose = Bool(False, help="Whether people find the kernel in their Jupyter front ends.").tag(config=True)
     options = Dict(help="More of what the kernel is told in its private connection file.")
 
     client_factory = Type(HermesKernelClient)
@@ -135,6 +137,7 @@ class HermesKernelManager(AsyncKernelManager):
             start_timeout=self.start_timeout,
             process=self.process_limits,
             label=self.label,
+            publish_dir=str(publish_dir()) if self.expose else None,
         )
 
     @property

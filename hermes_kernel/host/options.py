@@ -37,7 +37,8 @@ class RegistryArguments(TypedDict, total=False):
     that no result may hold, besides the values of variables that are withheld and what looks like a key.
     ``clean(text)`` is called with the texts of a result after that; ``clean(text, mask)`` is called instead,
     and ``mask`` is what would have been done. ``bootstrap``: code run before the first cell
-    of every kernel. ``socket_dir``: where the kernels' sockets are to stand. ``capture_context`` is called on
+    of every kernel. ``socket_dir``: where the kernels' sockets are to stand. ``expose``: people find the
+    kernels in JupyterLab and `hermes-kernel attach`, as ``hermes-live``. ``capture_context`` is called on
     the thread that calls ``execute`` and returns a *runner*: ``runner(fn)`` runs ``fn`` with what of that
     thread's the tools need besides its context variables (thread-locals), and returns what ``fn`` returns.
     """
@@ -80,7 +81,7 @@ class CallArguments(TypedDict, total=False):
 
 
 _LATER_OF_REGISTRY: dict[str, Any] = {
-    "expose": False, "transcript": None, "protect_host": False,
+    "transcript": None, "protect_host": False,
 }  # fmt: skip
 REMEMBERED_TOOL_SETS = 64
 
@@ -138,6 +139,7 @@ class RegistryOptions:
     clean: Callable[..., str] | None = None
     bootstrap: str | None = None
     socket_dir: str | None = None
+    expose: bool = False
     handlers: HandlerLoop = field(default_factory=HandlerLoop, init=False)
     _tool_sets: ToolSets = field(default_factory=ToolSets, init=False)
 
@@ -152,6 +154,7 @@ class RegistryOptions:
         if given.get("socket_dir") is not None:
             given["socket_dir"] = check_socket_dir(given["socket_dir"])
         _checked_switch("allow_magics", given.get("allow_magics", True))
+        _checked_switch("expose", given.get("expose", False))
         bootstrap = given.get("bootstrap")
         if bootstrap is not None and not isinstance(bootstrap, str):
             raise ConfigError(f"bootstrap is a {type(bootstrap).__name__}; give Python source as a string")
@@ -209,6 +212,10 @@ class RegistryOptions:
             cleaner=cleaner,
             serving=SERVING.get(),
         )
+
+    def cleaner(self) -> Cleaner:
+        """Return what cleans what is told besides the results; for the calling thread, as ``call``."""
+        return cleaner_for(self.secrets, environment_now(), sys.platform, self._env_policy(), self.clean)
 
     def _tools(
         self,

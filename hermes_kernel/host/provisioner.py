@@ -49,6 +49,7 @@ class LaunchTerms:
     start_timeout: float = 30.0
     process: ProcessLimits = field(default_factory=ProcessLimits)
     label: Mapping[str, Any] = field(default_factory=dict)
+    publish_dir: str | None = None
 
 
 class HermesProvisioner(LocalProvisioner):
@@ -117,6 +118,7 @@ class HermesProvisioner(LocalProvisioner):
             connection=terms.connection,
             socket_dir=terms.socket_dir,
             label=terms.label,
+            publish_dir=terms.publish_dir,
             process=terms.process,
             timeout=terms.start_timeout,
         )

@@ -18,6 +18,7 @@ from ..cell.outputs import OutputCollector, StreamName, stream_end
 from ..cell.request import CellRequest, CellTimes
 from ..cell.result import ToolCallRecord
 from ..cell.status import CellStatus, Fate
+from ..cell.variables import REPLY, REQUEST
 from ..errors import HermesKernelError, KernelStartError
 from ..process.launch import KernelExit, Launched, Launcher, StreamRest
 from .bridge import KernelBridge
@@ -102,6 +103,7 @@ class KernelSession:
         self._events: EventPump | None = None
         self._past: OrderedDict[str, _PastCell] = OrderedDict()
         self._asked: set[str] = set()
+        self._questions: dict[str, asyncio.Future[Mapping[str, Any]]] = {}
         self._subscribed = False
         self._answered = launched.greets
         self._degraded: str | None = None
@@ -242,6 +244,26 @@ class KernelSession:
         for past in past_cells:
             past.outputs = OutputCollector(LATE, LATE)
         return late
+
+    async def variables(self, timeout: float) -> Mapping[str, Any]:
+        """Ask the kernel for its variables, also while a cell runs, and return the content of its reply.
+
+        Raises TimeoutError if it does not answer within *timeout* seconds, KernelGoneError if it has ended.
+        """
+        try:
+            msg_id = self._connection.send("control", REQUEST, {}, {})
+        except zmq.Again as error:
+            raise KernelGoneError(f"{self._launched.handle} takes no requests any more") from error
+        answer = self._questions[msg_id] = self._loop.create_future()
+        try:
+            async with asyncio.timeout(timeout):
+                await asyncio.wait({answer, self._exit}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            del self._questions[msg_id]
+        if not answer.done():
+            raise KernelGoneError(f"{self._launched.handle} has ended")
+        content: Mapping[str, Any] = answer.result()
+        return content
 
     async def interrupt(self) -> None:
         """Send the kernel a SIGINT."""
@@ -418,6 +440,8 @@ class KernelSession:
             self._receive_iopub(message, execution, now)
         elif message.msg_type == "kernel_info_reply" and message.parent_id in self._asked:
             self._learn(message.content)
+        elif message.msg_type == REPLY:
+            self._answer(message)
         elif message.parent_id in self._past:
             pass  # what is said of a cell whose caller has its result; nobody forged it
         elif channel != "shell" or execution is None or not execution.receive_reply(message, now):
@@ -427,6 +451,17 @@ class KernelSession:
             self._count_anomaly()
         if execution is None or execution.settlement is not None or channel == "shell":
             self._changed.set()
+
+    def _answer(self, message: Message) -> None:
+        question = self._questions.get(message.parent_id or "")
+        if question is not None and not question.done():
+            question.set_result(message.content)
+        elif question is not None or not self._is_ours(message.parent_id):
+            self._count_anomaly()  # one that comes after its time is none
+
+    def _is_ours(self, msg_id: str | None) -> bool:
+        """Whether a request with this id can be one of ours."""
+        return msg_id is not None and msg_id.startswith(self._connection.session.session)
 
     def _receive_iopub(self, message: Message, execution: CellExecution | None, now: float) -> None:
         if message.msg_type == "stream":
@@ -448,7 +483,7 @@ class KernelSession:
             self._end_foreign(message.parent_id, execution, now)
 
     def _begin_foreign(self, parent_id: str, execution: CellExecution | None) -> None:
-        if parent_id.startswith(self._connection.session.session):
+        if self._is_ours(parent_id):
             return  # we have sent no such cell: nobody says when it ends
         if len(self._foreign) < MAX_ANOMALIES:
             self._foreign.add(parent_id)

@@ -19,6 +19,7 @@ from .leftovers import Leftovers
 from .outputs import OutputLog
 from .shell import CellCompiler, HermesShell, safe_str
 from .tools import NAME, HermesTools
+from .variables import variables
 
 NOBODY = (
     "nobody can answer: this code runs for a program, without a terminal. "
@@ -37,6 +38,7 @@ class HermesKernel(IPythonKernel):
     implementation = "hermes_kernel"
     shell_class = Type(HermesShell)
     compiler_class = Type(CellCompiler)
+    control_msg_types = [*IPythonKernel.control_msg_types, "hermes_variables_request"]  # noqa: RUF012
 
     ends_on_exit = Bool(False, help="Whether SystemExit in a cell ends the kernel.").tag(config=True)
     owner_secret = Unicode(help="What a request that may end the kernel carries; empty: all may.")
@@ -186,6 +188,11 @@ class HermesKernel(IPythonKernel):
         """Make a subshell where there are any; a stranger gets none beside the owner's cells."""
         if not self._refuse(stream, ident, parent, "create_subshell_reply"):
             await super().create_subshell_request(stream, ident, parent)
+
+    async def hermes_variables_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
+        """Tell what variables there are, also while a cell runs; nothing of theirs is called."""
+        told = variables(self.shell.user_ns, self.shell.user_ns_hidden)
+        self.session.send(stream, "hermes_variables_reply", told, parent, ident=ident)
 
     def should_handle(self, stream: Any, msg: dict[str, Any], idents: Any) -> bool:
         """Abort the queued cells of a stranger whose cell has failed, and nobody else's."""

@@ -53,14 +53,16 @@ class CellCompiler(CachingCompiler):
 class EndOfKernel(ExitAutocall):
     """``exit`` and ``quit``: raise SystemExit, as they do in any Python.
 
-    In a kernel that a stock manager has started they do what they do there: they ask the front end.
+    In a kernel that a stock manager has started, and in the cell of a person who looks in, they do what they
+    do in any Jupyter kernel: they ask the front end to leave.
     """
 
     rewrite = False
 
     def __call__(self, code: object = None) -> None:
         """End the kernel with *code*."""
-        if self._ip.kernel.has_owner:
+        kernel = self._ip.kernel
+        if kernel.has_owner and not kernel.cell_is_foreign:
             raise SystemExit(code)
         self._ip.keepkernel_on_exit = False if code is None else code
         self._ip.ask_exit()
@@ -232,9 +234,12 @@ class HermesShell(ZMQInteractiveShell):
         self._showtraceback(etype, value, plain_traceback(value, None))
 
     def ask_exit(self) -> None:
-        """End the kernel, unless it is another client's cell that asks."""
+        """End the kernel and its front end; if it is another client's cell that asks, the front end alone."""
         if self.kernel.cell_is_foreign:
             print("This kernel belongs to an agent's session: it goes on.", file=sys.stderr)
+            self.keepkernel_on_exit = True
+        elif self.kernel.has_owner:
+            self.exit_code = 0  # at the end of the cell, which goes on as it does in any Jupyter kernel
             return
         super().ask_exit()
 

@@ -44,8 +44,9 @@ class LaunchSpec:
     of its own. ``env`` is already scrubbed; the node applies ``env_policy`` once more as the last step.
     ``options`` reach the kernel in its private connection file. ``connection`` names addresses that somebody
     else has chosen (a stock kernel manager, or the run before a restart); None lets the node choose.
-    ``label`` is what the node tells people about the session. ``timeout``: seconds for the launch, not for
-    the kernel to answer.
+    ``label`` is what the node tells people about the session. ``publish_dir`` is where the node leaves a
+    connection file for people, None for nowhere. ``timeout``: seconds for the launch, not for the kernel to
+    answer.
     """
 
     kernel_id: str
@@ -59,6 +60,7 @@ class LaunchSpec:
     connection: Mapping[str, Any] | None = None
     socket_dir: str | None = None
     label: Mapping[str, Any] = field(default_factory=dict)
+    publish_dir: str | None = None
     process: ProcessLimits = field(default_factory=ProcessLimits)
     timeout: float = 30.0
 
@@ -80,7 +82,7 @@ class Launched:
     nothing for a port of this machine's. ``isolation`` is the level in force, ``degraded`` why something is
     not as it was asked for. ``start_method`` is how it was made: ``"fork"`` or ``"spawn"``. ``greets``: it
     welcomes a subscriber when it is about to serve cells, not before, and has nothing more to say of itself:
-    nobody has to ask.
+    nobody has to ask. ``published``: the connection file for people, None if there is none.
     """
 
     handle: KernelHandle
@@ -93,6 +95,7 @@ class Launched:
     degraded: str | None = None
     start_method: str = "spawn"
     greets: bool = False
+    published: str | None = None
 
 
 @dataclass(frozen=True)

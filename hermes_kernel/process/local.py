@@ -22,6 +22,7 @@ from .environment import FIXED, EnvPolicy, scrub
 from .launch import Ended, Interpreter, KernelExit, KernelHandle, Launched, LaunchSpec, StreamRest
 from .launchclass import Program, launch_class, start_variables
 from .marked import MARK, end_marked
+from .published import place_of, publish, withdraw
 from .staging import LOG_TAIL, Staging, StagingError, remove_trees
 from .sweep import remove_retired, sweep
 from .tree import IsolationRefusedError, ProcessTree, Seat, TreeSpec, make_trees
@@ -46,6 +47,7 @@ _log = logging.getLogger(__name__)
 @dataclass
 class _Kernel:
     staging: Staging
+    published: Path | None
     tree: ProcessTree
     exited: "asyncio.Task[KernelExit]"
     gone: "asyncio.Task[Ended]"
@@ -100,7 +102,7 @@ class LocalLauncher:
             raise KernelStartError(what, argv=_command(python, spec)) from error
         tree, staging = begun.seat.tree, begun.seat.staging
         handle = KernelHandle(NODE, spec.kernel_id, next(self._incarnations))
-        self._watch(handle, staging, tree)
+        self._watch(handle, begun)
         return Launched(
             handle,
             tree.pid,
@@ -112,6 +114,7 @@ class LocalLauncher:
             degraded="; ".join(begun.notes) or None,
             start_method=tree.how,
             greets=tree.greets,
+            published=None if begun.published is None else str(begun.published),
         )
 
     async def ended(self, handle: KernelHandle) -> KernelExit:
@@ -146,6 +149,7 @@ class LocalLauncher:
         if not (kernel.gone.done() and kernel.exited.done()):
             return Ended.NOT_CLEAN
         if self._forget(handle, kernel.exited.result()):
+            withdraw(kernel.published)
             await self._remove(kernel.staging)
         if asyncio.get_running_loop().time() - self._swept_at > SWEEP_INTERVAL:
             self._in_background(sweep)
@@ -183,7 +187,7 @@ class LocalLauncher:
         lost = 0
         while True:
             try:
-                seat, argv = await self._begin(spec, python, cwd, isolation, forks=forks)
+                seat, argv, published = await self._begin(spec, python, cwd, isolation, notes, forks=forks)
             except WardenGoneError as error:
                 lost += 1
                 if lost == 1:  # somebody may have killed it
@@ -202,13 +206,21 @@ class LocalLauncher:
             else:
                 if seat.tree.note is not None:
                     notes.append(f"started by {seat.tree.how}: {seat.tree.note}")
-                return _Begun(seat, argv, isolation, tuple(notes))
+                return _Begun(seat, argv, isolation, tuple(notes), published)
 
     async def _begin(
-        self, spec: LaunchSpec, python: Interpreter, cwd: str | None, isolation: str, *, forks: bool
-    ) -> tuple[Seat, tuple[str, ...]]:
+        self,
+        spec: LaunchSpec,
+        python: Interpreter,
+        cwd: str | None,
+        isolation: str,
+        notes: list[str],
+        *,
+        forks: bool,
+    ) -> tuple[Seat, tuple[str, ...], Path | None]:
         """Start a tree in its directory; if that fails nothing is left.
 
+        Return its seat, its command and its connection file for people, if it has one.
         Raises OSError (WardenGoneError, IsolationRefusedError), StagingError, ConfigError.
         """
         env = _environment(spec)
@@ -224,18 +236,19 @@ class LocalLauncher:
             kind, _program(python, env), spec.kernel_id, binds=spec.connection is None
         )
         staging = seat.staging
+        published = None if spec.publish_dir is None else place_of(spec.publish_dir, staging.path.name)
         tree_spec = TreeSpec(
             _interpreter(python),
             _arguments(spec, staging),
             {**env, "IPYTHONDIR": str(staging.ipython), MARK: staging.cookie},
             cwd or str(staging.work),
-            staging.remains,
+            (*(() if published is None else (str(published),)), *staging.remains),
         )
         try:
             options = {**spec.options, "stdio": _streams(), "guarded": True}
             staging.write_connection_file({**_connection(staging, spec), "hermes": options})
             await seat.tree.start(tree_spec, staging.lease.descriptor)
-            _write_session(staging, spec, seat.tree, isolation, tree_spec.cwd)
+            _write_session(staging, spec, seat.tree, isolation, tree_spec.cwd, published)
         except BaseException as error:
             await seat.give_up(timeout=KILL_TIMEOUT)
             await self._trees.discard_spares()
@@ -244,12 +257,19 @@ class LocalLauncher:
                 raise ConfigError(what) from error
             raise
         staging.lease.close()
-        return seat, tree_spec.argv
+        if published is not None:
+            try:
+                publish(published, _connection(staging, spec))
+            except OSError as error:
+                notes.append(f"not published for people: {error}")
+                published = None
+        return seat, tree_spec.argv, published
 
-    def _watch(self, handle: KernelHandle, staging: Staging, process: ProcessTree) -> None:
+    def _watch(self, handle: KernelHandle, begun: "_Begun") -> None:
+        staging, process = begun.seat.staging, begun.seat.tree
         exited = asyncio.create_task(_exit_of(process, staging), name=f"exit of {handle}")
         gone = asyncio.create_task(self._gone(process, staging.cookie), name=f"end of {handle}")
-        self._kernels[handle] = _Kernel(staging, process, exited, gone)
+        self._kernels[handle] = _Kernel(staging, begun.published, process, exited, gone)
 
     async def _gone(self, process: ProcessTree, cookie: str) -> Ended:
         """Wait for the end of the tree; what a killed warden has left is looked for and ended at once."""
@@ -296,6 +316,7 @@ class _Begun:
     argv: tuple[str, ...]
     isolation: str
     notes: tuple[str, ...]
+    published: Path | None
 
 
 def reason_not_to_fork(spec: LaunchSpec) -> str | None:
@@ -340,9 +361,13 @@ def check_cwd(cwd: str) -> str:
     return path
 
 
-def _write_session(staging: Staging, spec: LaunchSpec, tree: ProcessTree, isolation: str, cwd: str) -> None:
+def _write_session(
+    staging: Staging, spec: LaunchSpec, tree: ProcessTree, isolation: str, cwd: str, published: Path | None
+) -> None:
     """Tell other processes of this user about the kernel, see ``sessions``."""
+    known = {} if published is None else {"published": str(published)}
     staging.record(
+        **known,
         warden={"pid": tree.warden, "started": start_ticks(tree.warden)},
         kernel={"pid": tree.pid, "started": start_ticks(tree.pid)},
     )

@@ -17,6 +17,7 @@ from typing import Any
 
 from . import lease
 from .marked import has_mark
+from .published import published_of
 from .staging import is_lease_of_ours, runtime_base
 from .zygote import start_ticks
 
@@ -26,7 +27,10 @@ POLL = 0.02  # seconds between two looks at a process that cannot be watched
 
 @dataclass(frozen=True)
 class Session:
-    """One live kernel. ``started`` is in seconds since the epoch, pids are 0 where they are not known."""
+    """One live kernel. ``started`` is in seconds since the epoch, pids are 0 where they are not known.
+
+    ``published``: its connection file for people, if it has one.
+    """
 
     kernel_id: str
     session: str | None
@@ -40,6 +44,7 @@ class Session:
     isolation: str
     start_method: str
     lease_file: Path
+    published: Path | None = None
 
     @property
     def owner(self) -> str:
@@ -71,7 +76,7 @@ def live_sessions() -> tuple[Session, ...]:
     for path in filter(is_lease_of_ours, lease.leases(runtime_base())):
         told = lease.read(path.with_suffix("") / SESSION)
         if "kernel_id" in told and lease.is_held(path):
-            found.append(_session(path, told))
+            found.append(_session(path, told, published_of(path.with_suffix("").name, lease.read(path))))
     return tuple(sorted(found, key=lambda session: session.started))
 
 
@@ -125,7 +130,7 @@ def _process(record: Mapping[str, Any], name: str) -> _Process:
     return _Process(_number(told.get("pid")), _number(told.get("started")))
 
 
-def _session(path: Path, told: Mapping[str, Any]) -> Session:
+def _session(path: Path, told: Mapping[str, Any], published: Path | None) -> Session:
     owner = told.get("owner")
     owner = owner if isinstance(owner, dict) else {}
     started = told.get("started")
@@ -142,6 +147,7 @@ def _session(path: Path, told: Mapping[str, Any]) -> Session:
         isolation=_text(told.get("isolation")),
         start_method=_text(told.get("start_method")),
         lease_file=path,
+        published=published,
     )
 
 

@@ -7,6 +7,7 @@ import re
 from . import lease
 from .lease import Lease
 from .marked import end_marked
+from .published import published_of, withdraw
 from .staging import (
     StagingError,
     directories_of,
@@ -44,6 +45,7 @@ def sweep() -> int:
     for one, record in records.items():
         remains = set_aside(directories_of(one.path))
         remove_sockets(one.path, record)
+        withdraw(published_of(one.path.with_suffix("").name, record))
         if all_ended:
             one.remove()
         else:

@@ -284,6 +284,6 @@ def test_a_wheel_brings_the_spec_into_its_environment(wheel: zipfile.ZipFile) ->
 
 def test_a_wheel_has_what_spec_install_copies_and_the_provisioner(wheel: zipfile.ZipFile) -> None:
     for file in FILES:
-        assert wheel.read(f"hermes_kernel/cli/kernelspec/{file}") == (PUBLISHED / file).read_bytes()
+        assert wheel.read(f"hermes_kernel/cli/kernels/hermes/{file}") == (PUBLISHED / file).read_bytes()
     (points,) = (name for name in wheel.namelist() if name.endswith("entry_points.txt"))
     assert b"hermes-provisioner = hermes_kernel.host.provisioner:HermesProvisioner" in wheel.read(points)

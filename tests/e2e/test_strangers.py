@@ -79,18 +79,25 @@ def test_a_stranger_shares_the_state_and_is_counted(owned: BlockingRegistry, str
     assert owned.execute("x", owner="a").kernel.foreign_cells == 0
 
 
-@pytest.mark.parametrize("code", ["import sys; sys.exit(3)", "exit()", "quit", "raise SystemExit"])
+@pytest.mark.parametrize("code", ["exit", "exit()", "quit", "get_ipython().ask_exit()"])
+def test_exit_of_a_stranger_is_that_of_its_front_end(
+    owned: BlockingRegistry, stranger: Stranger, code: str
+) -> None:
+    pid = pid_of(owned)
+    reply = stranger.run(code)
+    assert reply["payload"] == [{"source": "ask_exit", "keepkernel": True}]
+    assert any("goes on" in shown.get("text", "") for shown in stranger.shown)
+    result = owned.execute("x", owner="a")
+    assert (result.value, pid_of(owned)) == ("41", pid)
+    assert owned.execute("get_ipython().ask_exit()", owner="a").kernel.ended
+
+
+@pytest.mark.parametrize("code", ["import sys; sys.exit(3)", "raise SystemExit"])
 def test_a_stranger_cannot_exit_the_kernel(owned: BlockingRegistry, stranger: Stranger, code: str) -> None:
     pid = pid_of(owned)
     assert stranger.run(code)["ename"] == "SystemExit"
     result = owned.execute("x", owner="a")
     assert (result.value, pid_of(owned)) == ("41", pid)
-
-
-def test_a_stranger_cannot_ask_the_shell_to_exit(owned: BlockingRegistry, stranger: Stranger) -> None:
-    stranger.run("get_ipython().ask_exit()")
-    assert any("goes on" in shown.get("text", "") for shown in stranger.shown)
-    assert owned.execute("x", owner="a").value == "41"
 
 
 @pytest.mark.parametrize("restart", [False, True])

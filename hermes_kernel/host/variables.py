@@ -1,0 +1,46 @@
+"""Asks a live kernel of another process for its variables, through its published connection file."""
+
+from pathlib import Path
+from queue import Empty
+from time import monotonic
+
+from jupyter_client.blocking.client import BlockingKernelClient
+
+from ..cell.message import MalformedMessage
+from ..cell.shown import Cleaner
+from ..cell.variables import REPLY, REQUEST, Variable, variables_of
+from ..errors import ConfigError, HermesKernelError
+
+NO_ANSWER = (
+    "the kernel did not answer within {0:g} s: its cell may keep the interpreter to itself; try again later"
+)
+
+
+def read_variables(connection_file: Path, cleaner: Cleaner, *, timeout: float) -> tuple[Variable, ...]:
+    """Return the variables of the kernel behind a connection file.
+
+    Raises ConfigError if the file is none, HermesKernelError if the kernel does not answer within *timeout*
+    seconds or what it answers is no list of variables.
+    """
+    client = BlockingKernelClient()
+    try:
+        client.load_connection_file(str(connection_file))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{connection_file} cannot be read: {error}; has the session ended?") from error
+    client.start_channels(shell=False, iopub=False, stdin=False, hb=False)
+    try:
+        request = client.session.msg(REQUEST, {})
+        client.control_channel.send(request)
+        deadline = monotonic() + timeout
+        while True:
+            try:
+                reply = client.get_control_msg(timeout=max(deadline - monotonic(), 0))
+            except Empty:
+                raise HermesKernelError(NO_ANSWER.format(timeout)) from None
+            answers = reply["parent_header"].get("msg_id") == request["header"]["msg_id"]
+            if answers and reply["header"]["msg_type"] == REPLY:
+                return variables_of(reply["content"], cleaner)
+    except MalformedMessage as error:
+        raise HermesKernelError(f"the kernel's answer is no list of variables: {error}") from error
+    finally:
+        client.stop_channels()

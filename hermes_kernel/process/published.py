@@ -1,0 +1,104 @@
+"""The connection file of a live kernel for people: one that Jupyter's front ends find and may read.
+
+It lies where a Jupyter server looks for kernels that others have started, under the name of a kernel spec
+whose provisioner starts nothing. It holds no owner secret: who has it can run cells, and not end or
+interrupt what is the owner's.
+"""
+
+import json
+import logging
+import os
+import secrets
+import stat
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jupyter_core.paths import jupyter_runtime_dir
+
+from .lock import SAFELY, is_own
+
+SPEC = "hermes-live"
+"""The kernel spec that a front end sees such a kernel under."""
+
+DIRECTORY = "external_kernels"
+"""What jupyter_server calls the directory by default, in its runtime directory."""
+
+_PREFIX, _SUFFIX = "hermes-", ".json"
+_MAX_SIZE = 16 * 1024
+_log = logging.getLogger(__name__)
+
+
+def publish_dir() -> Path:
+    """Return where the front ends of this user look."""
+    return Path(jupyter_runtime_dir()) / DIRECTORY
+
+
+def place_of(directory: str | Path, name: str) -> Path:
+    """Return where the kernel whose private directory has this *name* is published."""
+    return Path(directory).absolute() / f"{_PREFIX}{name}{_SUFFIX}"
+
+
+def publish(path: Path, info: Mapping[str, Any]) -> None:
+    """Write a connection file, whole or not at all and readable by its user alone.
+
+    Raises OSError, also if others could put another file in its place.
+    """
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _check_own(path.parent)
+    # Not beside it: a front end takes every file of that directory for a kernel.
+    beside = path.parent.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | SAFELY, 0o600)
+    try:
+        with open(descriptor, "w", encoding="utf-8") as file:
+            json.dump({**info, "kernel_name": SPEC}, file, indent=1)
+        os.replace(beside, path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+
+
+def withdraw(path: Path | None) -> None:
+    """Remove the file, if it is there."""
+    if path is None:
+        return
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        _log.warning("%s is not removed: %s", path, error)
+
+
+def published_of(name: str, record: Mapping[str, Any]) -> Path | None:
+    """Return the published file of the kernel whose private directory has this *name*, None if it has none.
+
+    The record is a file that its cells could write: only a file with the name that it must have counts, and
+    only if it is what ``publish`` writes.
+    """
+    given = record.get("published")
+    if not isinstance(given, str) or not os.path.isabs(given) or "\0" in given:
+        return None
+    path = Path(given)
+    if path != place_of(path.parent, name) or path.parent.name != DIRECTORY:
+        return None
+    try:
+        descriptor = os.open(path, os.O_RDONLY | SAFELY)
+    except OSError:
+        return None
+    with open(descriptor, "rb") as file:
+        info = os.fstat(descriptor)
+        if not stat.S_ISREG(info.st_mode) or not is_own(info):
+            return None
+        try:
+            content = json.loads(file.read(_MAX_SIZE))
+        except (ValueError, RecursionError):
+            return None
+    return path if isinstance(content, dict) and content.get("kernel_name") == SPEC else None
+
+
+def _check_own(directory: Path) -> None:
+    if sys.platform == "win32":
+        return  # the runtime directory is in the user's profile, which has the right access list
+    info = directory.lstat()
+    if not stat.S_ISDIR(info.st_mode) or not is_own(info) or info.st_mode & 0o022:
+        raise PermissionError(f"{directory} is not a directory that only this user can write")
