@@ -45,7 +45,8 @@ def publish(path: Path, info: Mapping[str, Any]) -> None:
 
     Raises OSError, also if others could put another file in its place.
     """
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.parent.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # Jupyter makes it as private as this
+    path.parent.mkdir(mode=0o700, exist_ok=True)
     _check_own(path.parent)
     # Not beside it: a front end takes every file of that directory for a kernel.
     beside = path.parent.with_name(f".{path.name}.{secrets.token_hex(4)}")
@@ -83,16 +84,17 @@ def published_of(name: str, record: Mapping[str, Any]) -> Path | None:
         return None
     try:
         descriptor = os.open(path, os.O_RDONLY | SAFELY)
-    except OSError:
+    except (OSError, ValueError):  # ValueError: a lone surrogate, which no path has
         return None
-    with open(descriptor, "rb") as file:
+    try:
         info = os.fstat(descriptor)
         if not stat.S_ISREG(info.st_mode) or not is_own(info):
             return None
-        try:
-            content = json.loads(file.read(_MAX_SIZE))
-        except (ValueError, RecursionError):
-            return None
+        content = json.loads(os.read(descriptor, _MAX_SIZE))
+    except (OSError, ValueError, RecursionError):
+        return None
+    finally:
+        os.close(descriptor)
     return path if isinstance(content, dict) and content.get("kernel_name") == SPEC else None
 
 
@@ -102,3 +104,7 @@ def _check_own(directory: Path) -> None:
     info = directory.lstat()
     if not stat.S_ISDIR(info.st_mode) or not is_own(info) or info.st_mode & 0o022:
         raise PermissionError(f"{directory} is not a directory that only this user can write")
+    above = directory.parent.stat()
+    open_to_others = above.st_mode & 0o022 and not above.st_mode & stat.S_ISVTX
+    if above.st_uid not in (os.getuid(), 0) or open_to_others:
+        raise PermissionError(f"{directory.parent} belongs to another user or can be written by others")

@@ -1,6 +1,7 @@
 """A host that does what it is told: lines of JSON, ``[word, arguments]``, each answered by one line.
 
-Its argument has those of ``Limits``, as JSON. When its input ends it closes its registry and ends.
+Its argument has those of ``Limits``, and ``expose``, as JSON. When its input ends it closes its registry and
+ends.
 """
 
 import json
@@ -159,12 +160,14 @@ class Host:
 
 
 def main() -> None:
-    registry = BlockingRegistry(limits=Limits(**json.loads(sys.argv[1])))
+    arguments = json.loads(sys.argv[1])
+    expose = arguments.pop("expose", False)
+    registry = BlockingRegistry(limits=Limits(**arguments), expose=expose)
     host = Host(registry)
     print(json.dumps("ready"), flush=True)
     for line in sys.stdin:
-        word, arguments = json.loads(line)
-        print(json.dumps(getattr(host, word)(**arguments)), flush=True)
+        word, given = json.loads(line)
+        print(json.dumps(getattr(host, word)(**given)), flush=True)
     registry.close()
 
 

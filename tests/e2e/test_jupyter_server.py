@@ -1,269 +1,26 @@
 """The spec `hermes` under a real jupyter_server, as a front end uses it: REST and a websocket."""
 
-import json
-import os
 import shutil
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
-import uuid
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
-import websocket
 
 from .. import traces
-from ..cli.command import COMMAND
+from .servers import SECRETS, START_WAIT, STOP_WAIT, Kernel, Server, jupyter_server, traces_of
 
 ROUNDS = 5  # of what is measured
-START_WAIT = 30.0
-STOP_WAIT = 10.0
-ANSWER_WAIT = 30.0
 POLLER_WAIT = 3.0  # the kernel looks for its parent once a second
 QUICK = 1.0
 
-SECRETS = {"OPENAI_API_KEY": "sk-hold0123456789abcdefghij", "SECRET_TOKEN": "s3cr3t-of-the-host-0123"}
 HELD = tuple(SECRETS.values())
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What came back for a cell: the reply's content, and what was published."""
-
-    reply: dict[str, Any]
-    stdout: str
-    value: str | None
-
-    @property
-    def ended_with(self) -> str:
-        """`ok`, or the name of the exception."""
-        return str(self.reply.get("ename", self.reply["status"]))
-
-
-class Kernel:
-    """A kernel of the server, and the websocket of one front end to it."""
-
-    def __init__(self, server: "Server", spec: str) -> None:
-        self._server = server
-        self.id: str = server.ask("POST", "/api/kernels", {"name": spec})["id"]
-        self._channels = f"/api/kernels/{self.id}/channels"
-        self._socket = server.connect(self._channels)
-        (self.process,) = traces_of(server.runtime, self.id)
-
-    def begin(self, code: str) -> str:
-        """Send a cell; return its message's id."""
-        header = {
-            "msg_id": uuid.uuid4().hex,
-            "msg_type": "execute_request",
-            "session": "test",
-            "username": "test",
-            "date": "2026-01-01T00:00:00Z",
-            "version": "5.3",
-        }
-        content = {
-            "code": code,
-            "silent": False,
-            "store_history": True,
-            "user_expressions": {},
-            "allow_stdin": False,
-            "stop_on_error": True,
-        }
-        message = {
-            "channel": "shell",
-            "header": header,
-            "parent_header": {},
-            "metadata": {},
-            "content": content,
-        }
-        self._socket.send(json.dumps(message))
-        return header["msg_id"]
-
-    def until(self, cell: str, said: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
-        """Read messages up to the one of *cell* for which *said* holds; return those of the cell."""
-        found: list[dict[str, Any]] = []
-        deadline = time.monotonic() + ANSWER_WAIT
-        while True:
-            self._socket.settimeout(max(0.01, deadline - time.monotonic()))
-            message = json.loads(self._socket.recv())
-            if message["parent_header"].get("msg_id") == cell:
-                found.append(message)
-                if said(message):
-                    return found
-
-    def until_printed(self, cell: str, text: str) -> None:
-        self.until(cell, lambda m: m["msg_type"] == "stream" and text in m["content"]["text"])
-
-    def answer(self, cell: str) -> Answer:
-        """Wait for the reply and for idle, which come in any order on their two channels."""
-        left = {"reply", "idle"}
-
-        def is_last(message: dict[str, Any]) -> bool:
-            if message["msg_type"] == "execute_reply":
-                left.discard("reply")
-            elif message["msg_type"] == "status" and message["content"]["execution_state"] == "idle":
-                left.discard("idle")
-            return not left
-
-        messages = self.until(cell, is_last)
-        by_type: dict[str, list[dict[str, Any]]] = {}
-        for message in messages:
-            by_type.setdefault(message["msg_type"], []).append(message["content"])
-        values = [content["data"]["text/plain"] for content in by_type.get("execute_result", [])]
-        stdout = "".join(c["text"] for c in by_type.get("stream", []) if c["name"] == "stdout")
-        return Answer(by_type["execute_reply"][0], stdout, values[-1] if values else None)
-
-    def run(self, code: str) -> Answer:
-        return self.answer(self.begin(code))
-
-    def interrupt(self) -> None:
-        self._server.ask("POST", f"/api/kernels/{self.id}/interrupt")
-
-    def restart(self) -> None:
-        """Ask for it over REST; that alone, the websocket is not yet usable again."""
-        self._server.ask("POST", f"/api/kernels/{self.id}/restart")
-
-    def reconnect(self) -> None:
-        """Connect anew, as JupyterLab does after a restart: the server waits until iopub is heard."""
-        self._socket.close()
-        self._socket = self._server.connect(self._channels)
-
-    def delete(self) -> None:
-        self._server.ask("DELETE", f"/api/kernels/{self.id}")
-
-    def close(self) -> None:
-        self._socket.close()
-
-
-@dataclass
-class Server:
-    """A jupyter_server process of the test's own."""
-
-    process: "subprocess.Popen[bytes]"
-    url: str
-    token: str
-    runtime: Path
-    root: Path
-
-    def raw(self, method: str, path: str, body: object = None) -> tuple[int, str, bytes]:
-        request = urllib.request.Request(
-            self.url + path,
-            method=method,
-            data=None if body is None else json.dumps(body).encode(),
-            headers={"Authorization": f"token {self.token}", "Content-Type": "application/json"},
-        )
-        with urllib.request.urlopen(request, timeout=ANSWER_WAIT) as response:
-            return response.status, response.headers["Content-Type"], response.read()
-
-    def ask(self, method: str, path: str, body: object = None) -> Any:
-        told = self.raw(method, path, body)[2]
-        return json.loads(told) if told else None
-
-    def connect(self, path: str) -> websocket.WebSocket:
-        return websocket.create_connection(
-            self.url.replace("http", "ws", 1) + path,
-            header=[f"Authorization: token {self.token}"],
-            timeout=ANSWER_WAIT,
-        )
-
-    @contextmanager
-    def kernel(self, spec: str = "hermes") -> Iterator[Kernel]:
-        """A kernel that is gone at the end, also if the test has not deleted it."""
-        kernel = Kernel(self, spec)
-        with closing(kernel):
-            try:
-                yield kernel
-            finally:
-                if any(running["id"] == kernel.id for running in self.ask("GET", "/api/kernels")):
-                    kernel.delete()
-
-
-def traces_of(runtime: Path, kernel_id: str | None = None) -> list[psutil.Process]:
-    """Processes of kernels below *runtime*; with an id, the kernel's own process alone."""
-    if kernel_id is None:
-        return traces.marked_processes(str(runtime))
-    try:
-        session = json.loads((runtime / "hermes-kernel" / kernel_id / "session.json").read_text())
-        return [psutil.Process(session["pid"])]
-    except (FileNotFoundError, psutil.NoSuchProcess):  # between two processes
-        return []
-
-
-@contextmanager
-def jupyter_server(home: Path, runtime: Path) -> Iterator[Server]:
-    """Run a server whose every directory lies below *home*, its kernels' below *runtime*."""
-    root, share = home / "root", home / "prefix" / "share" / "jupyter"
-    for directory in (root, home / "prefix"):
-        directory.mkdir(parents=True)
-    env = {
-        **os.environ,
-        **SECRETS,
-        "HOME": str(home),
-        "XDG_RUNTIME_DIR": str(runtime),
-        "JUPYTER_PATH": str(share),
-        "JUPYTER_NO_CONFIG": "1",
-        "JUPYTER_CONFIG_DIR": str(home / "config"),
-        "JUPYTER_DATA_DIR": str(home / "data"),
-        "JUPYTER_RUNTIME_DIR": str(home / "jupyter"),
-        "IPYTHONDIR": str(home / "ipython"),
-    }
-    install = [*COMMAND, "spec", "install", "--prefix", str(home / "prefix")]
-    for arguments in ([], ["--name", "leaky"]):
-        subprocess.run([*install, *arguments], env=env, check=True, capture_output=True, timeout=START_WAIT)
-    leaky = share / "kernels" / "leaky" / "kernel.json"
-    content = json.loads(leaky.read_text())
-    content["env"] = {"X": "a-${SECRET_TOKEN}-b", "LC_X": "a-${SECRET_TOKEN}-b", "LC_PLAIN": "kept"}
-    leaky.write_text(json.dumps(content))
-
-    token = uuid.uuid4().hex
-    options = {
-        "ServerApp.ip": "127.0.0.1",
-        "ServerApp.port": 0,
-        "ServerApp.open_browser": False,
-        "ServerApp.allow_root": True,
-        "ServerApp.root_dir": root,
-        "ServerApp.jpserver_extensions": "{}",
-        "IdentityProvider.token": token,
-    }
-    command = [
-        sys.executable,
-        "-m",
-        "jupyter_server",
-        *(f"--{key}={value}" for key, value in options.items()),
-    ]
-    log = home / "log"
-    with log.open("wb") as file:
-        process = subprocess.Popen(command, env=env, cwd=root, stdout=file, stderr=file)
-    try:
-        info = home / "jupyter" / f"jpserver-{process.pid}.json"
-        server = Server(process, "", token, runtime, root)
-
-        def answers() -> bool:
-            assert process.poll() is None, log.read_text()
-            try:
-                server.url = json.loads(info.read_text())["url"].rstrip("/")
-                return server.raw("GET", "/api/status")[0] == 200
-            except (OSError, ValueError):  # not yet written, not yet whole, not yet listening
-                return False
-
-        assert traces.eventually(answers, within=START_WAIT), log.read_text()
-        yield server
-    finally:
-        if process.poll() is None:
-            process.terminate()
-        try:
-            process.wait(STOP_WAIT)
-        finally:
-            process.kill()
-            process.wait()
 
 
 @pytest.fixture(scope="module")
@@ -308,7 +65,7 @@ def test_the_server_offers_the_spec_and_serves_its_logo(server: Server) -> None:
     assert spec["spec"]["display_name"] == "Hermes (Python 3)"
     assert spec["spec"]["language"] == "python"
     assert spec["spec"]["metadata"]["kernel_provisioner"]["provisioner_name"] == "hermes-provisioner"
-    assert set(spec["resources"]) == {"logo-svg"}
+    assert set(spec["resources"]) == {"logo-svg", "logo-32x32", "logo-64x64"}
     status, kind, logo = server.raw("GET", spec["resources"]["logo-svg"])
     assert (status, kind) == (200, "image/svg+xml")
     assert logo.startswith(b"<svg")
