@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .cell.result import CellResult, KernelReport
     from .cell.status import CellStatus
     from .cell.tools import Tool, ToolCallContext, ToolDispatcher
+    from .cell.transcript import Transcript
     from .errors import ConfigError, HermesKernelError, KernelStartError, ToolBudgetExceeded, ToolError
     from .host.blocking import BlockingRegistry
     from .host.manager import HermesKernelManager
@@ -34,6 +35,7 @@ _HOMES = {
     "Tool": "cell.tools",
     "ToolCallContext": "cell.tools",
     "ToolDispatcher": "cell.tools",
+    "Transcript": "cell.transcript",
     "CellEvent": "cell.events",
     "CellResult": "cell.result",
     "CellStatus": "cell.status",
@@ -68,6 +70,7 @@ __all__ = [
     "ToolCallContext",
     "ToolDispatcher",
     "ToolError",
+    "Transcript",
 ]
 __version__ = "0.1.0.dev0"
 

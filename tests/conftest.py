@@ -28,8 +28,10 @@ hypothesis.settings.load_profile("hermes")
 @pytest.fixture(scope="session", autouse=True)
 def runtime() -> Iterator[Path]:
     """A runtime directory of this run's own, short enough for sockets."""
-    # A shell ignores SIGINT for what runs in its background, and so would every process of the tests.
+    # A shell ignores SIGINT for what runs in its background, nohup SIGHUP: so would the tests' processes.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    if hasattr(signal, "SIGHUP"):
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
     # jupyter_client's blocking calls keep one event loop for each thread, for good: it is not a leak of ours.
     ensure_event_loop()
     # What is there before the first test stays: each test's look for leaks need not go through it.

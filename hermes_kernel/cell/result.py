@@ -101,6 +101,12 @@ class CellResult:
     _message: str | None = None
     _stdout_count: StreamCount = NOTHING_WRITTEN
     _images: tuple[dict[str, Any], ...] = ()
+    _masked: bool = False
+
+    @property
+    def is_masked(self) -> bool:
+        """Whether secrets were taken out of what the cell has shown."""
+        return self._masked
 
     @property
     def message(self) -> str | None:
@@ -249,6 +255,7 @@ def cell_result(
         _message=message,
         _stdout_count=shown.counts["stdout"],
         _images=shown.images,
+        _masked=shown.masked,
     )
 
 
@@ -354,6 +361,9 @@ def _warning(
         said.append(f"{CUT}{where}.")
     elif shown.truncated and shown.spill_path:
         said.append(f"The output was truncated; read {shown.spill_path} in parts for the rest.")
+    if report.foreign_cells:
+        cells = "1 cell" if report.foreign_cells == 1 else f"{report.foreign_cells} cells"
+        said.append(f"A person ran {cells} on this kernel since the last call; the state may have changed.")
     if outputs.left_out:
         said.append(f"{outputs.left_out} displays are left out: too many for one result.")
     if settlement.status is CellStatus.OK and outputs.is_empty:

@@ -70,7 +70,10 @@ class StreamCount:
 
 @dataclass(frozen=True)
 class Presented:
-    """The texts of a result. ``images`` names each image: its type, its bytes, its file if it has one."""
+    """The texts of a result. ``images`` names each image: its type, its bytes, its file if it has one.
+
+    ``masked``: whether something was taken out of them.
+    """
 
     text: str = ""
     stdout: str = ""
@@ -84,6 +87,7 @@ class Presented:
     truncated: bool = False
     spill_path: str | None = None
     images: tuple[dict[str, Any], ...] = ()
+    masked: bool = False
 
 
 class Nowhere:
@@ -92,6 +96,21 @@ class Nowhere:
     def keep(self, name: str, data: bytes) -> str | None:
         """Keep nothing."""
         return None
+
+
+class _Noticing:
+    """Another cleaner, and whether it has found something."""
+
+    def __init__(self, cleaner: Cleaner) -> None:
+        self._cleaner = cleaner
+        self.margin = cleaner.margin
+        self.has_masked = False
+
+    def mask(self, text: str) -> str:
+        """Return the text without secrets."""
+        cleaned = self._cleaner.mask(text)
+        self.has_masked = self.has_masked or cleaned != text
+        return cleaned
 
 
 class Unmasked:
@@ -132,7 +151,7 @@ class _Presenter:
     ) -> None:
         self._outputs = outputs
         self._budget = budget
-        self._cleaner = cleaner
+        self._cleaner = _Noticing(cleaner)
         self._store = store
         self._images: list[dict[str, Any]] = []
         self._items: list[Item] = [self._readable(item) for item in _merged(_folded(outputs.items()))]
@@ -164,6 +183,7 @@ class _Presenter:
             truncated=is_cut,
             spill_path=where.path,
             images=tuple(self._images),
+            masked=self._cleaner.has_masked,
         )
 
     def _has_long_stdout(self) -> bool:

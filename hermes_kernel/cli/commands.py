@@ -10,6 +10,7 @@ from ..errors import HermesKernelError, KernelStartError
 from .doctor import doctor
 from .interruption import exit_code_of_interrupt
 from .people import attach, lab, variables
+from .replay import replay
 from .run import run
 from .sessions import kill, ps
 from .spec import spec
@@ -50,6 +51,7 @@ def main() -> None:
 
 
 main.add_command(run)
+main.add_command(replay)
 main.add_command(doctor)
 main.add_command(spec)
 main.add_command(ps)

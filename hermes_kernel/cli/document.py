@@ -9,7 +9,7 @@ from ..errors import ConfigError
 from .script import Cell, cells_of, decoded
 
 if TYPE_CHECKING:
-    from .notebook import Notebook
+    from .notebook import Notebook, NotebookKeeper
 
 STDIN = Path("-")
 
@@ -30,7 +30,7 @@ class Document:
         if file == STDIN:
             raw = _bytes_of_stdin()
         elif suffix in (".py", ".ipynb") or not file.is_file():
-            raw = _bytes_of(file)
+            raw = read_file(file)
         else:
             raise ConfigError(f"{file} is neither a .py nor a .ipynb file; pipe a script into `run -`")
         if suffix == ".ipynb" and raw.strip():
@@ -38,6 +38,14 @@ class Document:
             return cls(name, notebook.cells(), notebook)
         cells = cells_of(decoded(raw, name))
         return cls(name, cells, _notebook_class().of(cells) if with_notebook else None)
+
+    def keeper(self, *, record_tools: bool) -> "NotebookKeeper | None":
+        """Return what keeps the cells of a run in the notebook, None if there is none."""
+        if self.notebook is None:
+            return None
+        from .notebook import NotebookKeeper
+
+        return NotebookKeeper(self.notebook, record_tools=record_tools)
 
 
 def _bytes_of_stdin() -> bytes:
@@ -48,7 +56,8 @@ def _bytes_of_stdin() -> bytes:
     return raw
 
 
-def _bytes_of(file: Path) -> bytes:
+def read_file(file: Path) -> bytes:
+    """Return what a file holds; raises ConfigError."""
     try:
         return file.read_bytes()
     except FileNotFoundError:

@@ -1,26 +1,29 @@
 """Notebook files: their cells to run, and what the cells showed to be kept in them."""
 
 import json
-import os
-import secrets
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import nbformat
 from nbformat.validator import normalize
 
-from ..cell.result import CellResult
-from ..cell.status import CellStatus
+from ..cell.tools import ToolSet
+from ..cell.transcript import (
+    CELL_KEY,
+    NOTEBOOK_KEY,
+    PYTHON_METADATA,
+    VERSION,
+    HumanCell,
+    RanCell,
+    notebook_cell,
+)
 from ..errors import ConfigError
+from ..host.files import replace_file, text_bytes
+from ..lifecycle.key import Owner
 from .script import Cell, CellKind
 
 FORMAT = 4
-_PYTHON = {
-    "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
-    "language_info": {"name": "python", "file_extension": ".py", "mimetype": "text/x-python"},
-}
-_COUNTED = (CellStatus.OK, CellStatus.ERROR, CellStatus.EXITED)
 
 
 class Notebook:
@@ -28,14 +31,17 @@ class Notebook:
 
     def __init__(self, node: Any) -> None:
         self._node = node
+        self._generations: dict[str, int] = {}
+        node.metadata.pop(NOTEBOOK_KEY, None)
         for cell in node.cells:
+            cell.metadata.pop(CELL_KEY, None)
             if cell.cell_type == "code":
                 cell.outputs, cell.execution_count = [], None
 
     @classmethod
     def read(cls, raw: bytes, name: str) -> "Notebook":
         """Read a notebook of any format; raises ConfigError if there is none, or none of Python's."""
-        node = _valid(_upgraded(_parsed(raw, name), name), name)
+        node = parsed_notebook(raw, name)
         kernel = node.metadata.get("kernelspec", {}).get("language")
         language = str(kernel or node.metadata.get("language_info", {}).get("name") or "python")
         if language.lower() not in ("python", "ipython", "python3"):
@@ -45,7 +51,7 @@ class Notebook:
     @classmethod
     def of(cls, cells: list[Cell]) -> "Notebook":
         """Make a notebook of a script's cells."""
-        node = nbformat.v4.new_notebook(metadata=nbformat.from_dict(_PYTHON))
+        node = nbformat.v4.new_notebook(metadata=nbformat.from_dict(PYTHON_METADATA))
         node.cells = [_node_of(cell) for cell in cells]
         return cls(node)
 
@@ -53,41 +59,66 @@ class Notebook:
         """Return the cells, in their order."""
         return [Cell(CellKind(cell.cell_type), cell.source) for cell in self._node.cells]
 
-    def record(self, index: int, result: CellResult) -> None:
-        """Keep what the cell at *index* showed."""
+    def record(self, index: int, ran: RanCell, tools: ToolSet | None) -> None:
+        """Keep what the cell at *index* showed, and how it ran.
+
+        *tools*: the catalogue that goes with its recorded tool calls.
+        """
         cell = self._node.cells[index]
-        cell.execution_count = result.execution_count if result.status in _COUNTED else None
-        outputs = result.to_notebook_outputs()
-        sentence = result.to_dict().get("error")
-        if sentence is not None and result.error is None:
-            # A cell whose kernel ended showed no error by itself, and must not look as if all went well.
-            outputs.append(
-                {
-                    "output_type": "error",
-                    "ename": result.status.name,
-                    "evalue": sentence,
-                    "traceback": [sentence],
-                }
-            )
-        cell.outputs = [_kept(output, self._node) for output in outputs]
+        made = notebook_cell(ran, cell.get("id", ""), self._generation(ran.result.kernel.kernel_id))
+        cell.metadata[CELL_KEY] = nbformat.from_dict(made["metadata"][CELL_KEY])
+        cell.execution_count = made.get("execution_count")
+        cell.outputs = [_kept(output, self._node) for output in made.get("outputs", [])]
+        told = self._node.metadata.setdefault(NOTEBOOK_KEY, nbformat.from_dict({}))
+        told.update(version=VERSION, record_tools=ran.record is not None)
+        if tools is not None and tools.tools:
+            told.setdefault("tools", {})[tools.digest] = tools.catalogue
+
+    def _generation(self, kernel_id: str) -> int:
+        return self._generations.setdefault(kernel_id, len(self._generations) + 1)
 
     def write(self, path: Path) -> None:
         """Write the notebook, whole or not at all; raises ConfigError if that is not possible."""
         text = nbformat.writes(self._node, version=FORMAT)
-        path = path.resolve()
-        beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
         try:
-            # Half of a character pair is not UTF-8, but its escape is good JSON.
-            beside.write_text(f"{text}\n", encoding="utf-8", errors="backslashreplace")
-            os.replace(beside, path)
+            replace_file(path, lambda file: _put(file, text))
         except OSError as error:
-            beside.unlink(missing_ok=True)
-            raise cannot_save(path, error) from error
+            raise cannot_save(path.resolve(), error) from error
+
+
+class NotebookKeeper:
+    """Keeps the cells of a run in its notebook; ``index`` is the place of the one that runs."""
+
+    def __init__(self, notebook: Notebook, *, record_tools: bool) -> None:
+        self.record_tools = record_tools
+        self.index = 0
+        self._notebook = notebook
+
+    def add(self, cell: RanCell | HumanCell, tools: ToolSet | None = None) -> None:
+        """Keep a cell of the run's."""
+        if isinstance(cell, RanCell):
+            self._notebook.record(self.index, cell, tools)
+
+    async def written(self, owner: Owner) -> str | None:
+        """Nothing is wrong: the notebook is written at the end of the run."""
+        return None
+
+    async def close(self) -> None:
+        """Nothing is left to do."""
 
 
 def cannot_save(path: Path, why: object) -> ConfigError:
     """Return the error for a notebook that cannot be written."""
     return ConfigError(f"the notebook cannot be saved as {path}: {why}; give another place with --save")
+
+
+def parsed_notebook(raw: bytes, name: str) -> Any:
+    """Read a notebook of any format; raises ConfigError if there is none."""
+    return _valid(_upgraded(_parsed(raw, name), name), name)
+
+
+def _put(file: BinaryIO, text: str) -> None:
+    file.write(text_bytes(f"{text}\n"))
 
 
 def _parsed(raw: bytes, name: str) -> dict[str, Any]:

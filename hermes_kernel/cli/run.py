@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,6 +17,9 @@ from .progress import Place, RunProgress, progress, succeeded
 from .script import Cell
 from .toolbox import load_tools
 
+if TYPE_CHECKING:
+    from .notebook import NotebookKeeper
+
 OWNER = "hermes-kernel run"
 CELL_FAILED = 1
 
@@ -28,6 +32,11 @@ CELL_FAILED = 1
     type=click.Path(path_type=Path),
     metavar="OUT.ipynb",
     help="Write a notebook with the outputs, also if a cell fails.",
+)
+@click.option(
+    "--record-tools",
+    is_flag=True,
+    help="Keep what the tools were given and gave in it, for `replay`; needs --save.",
 )
 @click.option(
     "--timeout",
@@ -55,6 +64,7 @@ def run(
     python: str | None,
     tools: str | None,
     keep_going: bool,
+    record_tools: bool,
 ) -> None:
     """Run the cells of a script or a notebook on one kernel, one after another.
 
@@ -69,12 +79,15 @@ def run(
     limits = Limits() if timeout is None else Limits(timeout=timeout)
     if save is not None:
         _check_save(save)
+    elif record_tools:
+        raise click.UsageError("--record-tools needs --save: the record is kept in the notebook")
     document = Document.read(file, with_notebook=save is not None)
     arguments: CallArguments = {"cwd": _default_cwd(file) if cwd is None else cwd, "python": python}
     if tools is not None:
         arguments["tools"] = load_tools(tools)
-    with Interruption() as interruption, BlockingRegistry(limits=limits) as registry:
-        cell_run = CellRun(registry, document, arguments, interruption, progress())
+    keeper = document.keeper(record_tools=record_tools)
+    with Interruption() as interruption, BlockingRegistry(limits=limits, _keeper=keeper) as registry:
+        cell_run = CellRun(registry, document, arguments, interruption, progress(), keeper)
         try:
             failed = cell_run.run(as_json=as_json, keep_going=keep_going)
         finally:
@@ -93,12 +106,14 @@ class CellRun:
         arguments: CallArguments,
         interruption: Interruption,
         shown: RunProgress,
+        keeper: "NotebookKeeper | None",
     ) -> None:
         self._registry = registry
         self._document = document
         self._arguments = arguments
         self._interruption = interruption
         self._shown = shown
+        self._keeper = keeper
         self._to_run = [(index, cell) for index, cell in enumerate(document.cells) if cell.runs]
         self._done = 0
 
@@ -130,13 +145,13 @@ class CellRun:
         return failed
 
     def _run_cell(self, index: int, place: Place, cell: Cell) -> CellResult:
+        if self._keeper is not None:
+            self._keeper.index = index
         with self._shown.running(place):
             result = self._registry.execute(
                 cell.source, owner=OWNER, interrupted=lambda: self._interruption.requested, **self._arguments
             )
         self._done += 1
-        if self._document.notebook is not None:
-            self._document.notebook.record(index, result)
         self._shown.ran(place, result)
         return result
 

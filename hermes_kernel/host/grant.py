@@ -17,8 +17,9 @@ from typing import Any, NamedTuple, Protocol
 from ..cell.authority import CellAuthority, Refusal
 from ..cell.events import CellEvent, ToolCallEnded, ToolCallStarted
 from ..cell.result import ToolCallRecord
+from ..cell.toolrecord import RECORD_LIMIT, FullCall, arguments_of
 from ..cell.tools import ToolCallContext, ToolSet
-from ..errors import ToolError
+from ..errors import ToolError, json_text
 from ..lifecycle.key import Owner
 from ..wire import Failure, ToolCall, ToolReply, WireError
 
@@ -26,6 +27,7 @@ RECORDS = 1000  # calls of one cell that are told one by one; more are only coun
 PREVIEW = 80  # characters of a call's arguments in its record
 ERROR_TEXT = 300  # characters of a call's error in its record
 ERROR_SENT = 20_000  # characters of a handler's error that its cell sees
+RECORDED = 64 * 1024 * 1024  # characters of the arguments and results of one cell that are recorded
 CUT_OFF = "The cell ended before the tool answered; the result is dropped."
 
 SERVING = contextvars.ContextVar[frozenset[str]]("hermes_serving", default=frozenset())
@@ -44,6 +46,7 @@ class CellTools:
 
     ``limit``: how many calls, None for no limit. ``context`` and ``runner``: under what handlers run.
     ``loop`` returns the event loop for handlers that are ``async``. ``on_event`` is told of each call.
+    ``record``: whether arguments and results are kept for a transcript.
     """
 
     tools: ToolSet
@@ -52,6 +55,7 @@ class CellTools:
     context: contextvars.Context = field(default_factory=contextvars.copy_context)
     runner: Callable[[Callable[[], Any]], Any] | None = None
     on_event: Callable[[CellEvent], None] | None = None
+    record: bool = False
 
 
 class Caller(Protocol):
@@ -74,6 +78,7 @@ class _Running:
         "caller",
         "error",
         "number",
+        "ordinal",
         "seconds",
         "tool",
         "waiting_for",
@@ -86,6 +91,7 @@ class _Running:
         self.tool = call.tool
         self.args = preview(call.arguments, call.place)
         self.number = 0  # among the calls of the cell
+        self.ordinal = 0  # among its calls of this tool, from 0
         self.began = time.monotonic()
         self.seconds = 0.0
         self.error: str | None = CUT_OFF
@@ -146,6 +152,7 @@ class ToolGrant:
         self._running: set[_Running] = set()
         self._calls: list[_Running] = []  # in the order in which they began, the first RECORDS of them
         self._lock = threading.RLock()
+        self._record = _Record() if tools.record else None
 
     def serve(self, call: ToolCall, caller: Caller) -> "Answer":
         """Serve one call on the calling thread, however long its handler takes.
@@ -160,6 +167,8 @@ class ToolGrant:
             refusal = self._authority.admit(call.tool)
             if refusal is None:
                 running.number = self._authority.spent
+                if self._record is not None:
+                    running.ordinal = self._record.begin(call.tool)
                 if len(self._calls) < RECORDS:
                     self._calls.append(running)
                 self._running.add(running)
@@ -173,6 +182,8 @@ class ToolGrant:
                 return answer(self._cut_off(call))
             self._running.discard(running)
             running.end(error)
+        if self._record is not None:
+            self._record.keep(call, running.ordinal, served.reply)
         if self.tools.on_event is not None:
             self._on_event(ToolCallEnded(running.number, call.tool, running.seconds, running.error))
         return served
@@ -185,6 +196,8 @@ class ToolGrant:
             for running in self._running:
                 if running.call is not None:
                     cut_off.append((running.call, running, running.waiting_for))
+                if self._record is not None:
+                    self._record.cut_off(running.tool, running.ordinal)
                 running.cut_off()
                 running.end(CUT_OFF)
             self._running.clear()
@@ -200,6 +213,11 @@ class ToolGrant:
     def _cut_off(self, call: ToolCall) -> ToolReply:
         sentence = self._authority.sentence(Refusal.RETIRED, call.tool)
         return ToolReply(call.call_id, error=sentence, kind=Failure.REFUSED, closes=True)
+
+    @property
+    def recorded(self) -> tuple[FullCall, ...]:
+        """The calls that were answered, with their arguments and results, if they are recorded."""
+        return () if self._record is None else self._record.calls()
 
     @property
     def calls_made(self) -> int:
@@ -270,6 +288,54 @@ class ToolGrant:
                 _log.exception("on_event failed for %s", type(event).__name__)
 
         self._tell(told)
+
+
+class _Record:
+    """The calls of one cell with all that went to and fro; large ones without. Safe from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._begun: dict[str, int] = {}
+        self._calls: list[FullCall] = []
+        self._room = RECORDED
+
+    def begin(self, tool: str) -> int:
+        """Return how many calls of this tool have begun before."""
+        with self._lock:
+            ordinal = self._begun.get(tool, 0)
+            self._begun[tool] = ordinal + 1
+        return ordinal
+
+    def keep(self, call: ToolCall, ordinal: int, reply: ToolReply) -> None:
+        """Keep a call that was answered."""
+        arguments = json_text(arguments_of(call.arguments, call.place))
+        result = "null" if reply.error is not None else json_text(reply.value)
+        sizes = (
+            len(arguments.encode("utf-8", "surrogatepass")),
+            len(result.encode("utf-8", "surrogatepass")),
+        )
+        with self._lock:
+            kept = [self._take(arguments, sizes[0]), self._take(result, sizes[1])]
+            if len(self._calls) < RECORDS:
+                self._calls.append(
+                    FullCall(call.tool, ordinal, kept[0], sizes[0], kept[1], sizes[1], reply.error)
+                )
+
+    def cut_off(self, tool: str, ordinal: int) -> None:
+        """Keep that there was a call, and that nobody has answered it."""
+        with self._lock:
+            self._calls.append(FullCall(tool, ordinal, None, 0, None, 0, CUT_OFF))
+
+    def calls(self) -> tuple[FullCall, ...]:
+        """Return them, each tool's in the order in which they began."""
+        with self._lock:
+            return tuple(sorted(self._calls, key=lambda call: call.ordinal))
+
+    def _take(self, text: str, size: int) -> str | None:
+        if size > RECORD_LIMIT or len(text) > self._room:
+            return None
+        self._room -= len(text)
+        return text
 
 
 class Answer(NamedTuple):

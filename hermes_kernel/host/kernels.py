@@ -7,7 +7,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import zmq
@@ -34,6 +34,7 @@ from .queue import CellQueue, Turn
 from .results import Results
 from .session import CellOutcome, KernelGoneError, KernelSession
 from .supervisor import Supervisor
+from .transcript import SessionKeeper
 from .variables import NO_ANSWER
 
 MAX_ATTEMPTS = 5
@@ -66,6 +67,7 @@ class OwnedKernel:
     manager: HermesKernelManager
     started: float
     last_used: float
+    cleaner: Cleaner
     queue: CellQueue = field(default_factory=CellQueue)
     session: KernelSession | None = None
     starting: "asyncio.Task[KernelSession] | None" = None
@@ -87,7 +89,13 @@ class OwnedKernel:
 class OwnedKernels:
     """Finds or starts the kernel of a call, runs its cell there, and ends what must go."""
 
-    def __init__(self, supervisor: Supervisor, launcher: Launcher, options: RegistryOptions) -> None:
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        launcher: Launcher,
+        options: RegistryOptions,
+        keeper: SessionKeeper | None = None,
+    ) -> None:
         self._supervisor = supervisor
         self._launcher = launcher
         self._options = options
@@ -99,6 +107,7 @@ class OwnedKernels:
         self._next_sweep: asyncio.TimerHandle | None = None
         self._closing = False
         self._results = Results(limits)
+        self._keeper = keeper
         self._counts: Counter[str] = Counter()
         supervisor.on_close(self.close)
 
@@ -110,6 +119,8 @@ class OwnedKernels:
         task = asyncio.current_task()
         if task is not None:
             self._calls.add(task)
+        if self._keeper is not None and self._keeper.record_tools and call.tools is not None:
+            call = replace(call, tools=replace(call.tools, record=True))
         try:
             result = await self._execute(call, cut)
         finally:
@@ -177,6 +188,8 @@ class OwnedKernels:
         if calls := self._calls - {asyncio.current_task()}:
             await asyncio.wait(calls, timeout=SETTLE_TIMEOUT)
         await asyncio.gather(*self._endings, return_exceptions=True)
+        if self._keeper is not None:
+            await self._keeper.close()
         await self._options.handlers.close()
 
     async def _execute(self, call: Call, cut: Cut) -> CellResult:
@@ -282,13 +295,14 @@ class OwnedKernels:
             lost=lost,
             ended=ended,
             leftovers=() if ended else outcome.leftovers,
-            foreign_cells=session.take_foreign_cells(),
+            foreign_cells=session.foreign.take_count(),
             degraded=session.degraded,
         )
         late = session.take_late_outputs()
-        return await self._results.built(
+        result = await self._results.built(
             call, outcome, report, duration=duration, execution_count=session.execution_count, late=late
         )
+        return await self._kept(call, result, outcome, kernel)
 
     def _claim(self, call: Call, *, reset: bool) -> OwnedKernel:
         now = asyncio.get_running_loop().time()
@@ -298,6 +312,7 @@ class OwnedKernels:
         self._tear_down_soon(claim.doomed)
         kernel = self._kernels[claim.record]
         kernel.last_used = time.time()
+        kernel.cleaner = call.cleaner
         return kernel
 
     def _new_kernel(self, call: Call, record: KernelRecord) -> OwnedKernel:
@@ -316,7 +331,7 @@ class OwnedKernels:
             expose=self._options.expose,
         )
         now = time.time()
-        return OwnedKernel(record, kernel_id, manager, now, now)
+        return OwnedKernel(record, kernel_id, manager, now, now, call.cleaner)
 
     def _release(self, kernel: OwnedKernel) -> None:
         kernel.last_used = time.time()
@@ -374,7 +389,12 @@ class OwnedKernels:
         )
         try:
             session = kernel.session = KernelSession(
-                self._supervisor, self._launcher, launched, bridge, owner_secret=secret
+                self._supervisor,
+                self._launcher,
+                launched,
+                bridge,
+                owner_secret=secret,
+                keeps_foreign=self._keeper is not None,
             )
         except zmq.ZMQError as error:  # no descriptors left, for one
             raise KernelStartError(f"the sockets to the kernel cannot be made: {error}") from error
@@ -419,6 +439,8 @@ class OwnedKernels:
                 await kernel.at_rest.wait()  # its caller is told how far the cell came
             if kernel.session is not None:
                 await kernel.session.close()
+                if await self._keep_foreign(kernel, every=True) and self._keeper is not None:
+                    await self._keeper.written(kernel.record.key.owner)
             await kernel.manager.cleanup_resources()
         except Exception:  # noqa: BLE001  # the edge of a task: the rest of the registry must go on
             _log.exception("ending kernel %s", kernel.kernel_id)
@@ -450,7 +472,35 @@ class OwnedKernels:
         outcome = CellOutcome(cut_before_run(status, phase), OutputCollector())
         report = KernelReport("" if kernel is None else kernel.kernel_id, reused=session is not None)
         count = 0 if session is None else session.execution_count
-        return await self._results.built(call, outcome, report, duration=duration, execution_count=count)
+        result = await self._results.built(call, outcome, report, duration=duration, execution_count=count)
+        return await self._kept(call, result, outcome, kernel)
+
+    async def _kept(
+        self, call: Call, result: CellResult, outcome: CellOutcome, kernel: OwnedKernel | None
+    ) -> CellResult:
+        """Keep the cell in the session's transcript, if there is one; the result says if that failed."""
+        if self._keeper is None:
+            return result
+        if kernel is not None:
+            await self._keep_foreign(kernel)
+        cell, tools = await self._results.ran_cell(call, result, outcome)
+        self._keeper.add(cell, tools)
+        problem = await self._keeper.written(call.key.owner)
+        if problem is None:
+            return result
+        return replace(result, warning=" ".join(filter(None, (result.warning, problem))))
+
+    async def _keep_foreign(self, kernel: OwnedKernel, *, every: bool = False) -> bool:
+        """Keep what other clients have run on a kernel; return whether there was something."""
+        if self._keeper is None or kernel.session is None:
+            return False
+        kept = kernel.session.foreign.take_ended(every=every)
+        for foreign in kept:
+            cell = await self._results.human_cell(
+                kernel.record.key, kernel.kernel_id, foreign, kernel.cleaner
+            )
+            self._keeper.add(cell)
+        return bool(kept)
 
     def _info(self, kernel: OwnedKernel) -> KernelInfo:
         launched = kernel.manager.launched

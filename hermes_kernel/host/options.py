@@ -15,6 +15,7 @@ from ..cell.masks import Masks
 from ..cell.request import CellRequest, CellTimes
 from ..cell.shown import Cleaner
 from ..cell.tools import ToolSet
+from ..cell.transcript import Transcript, checked_transcript
 from ..errors import ConfigError
 from ..lifecycle.key import KernelKey, Owner
 from ..limits import UNSET, Limits, Unset, checked_call_limit, checked_time_limit, not_available
@@ -26,6 +27,7 @@ from .cleaning import checked_secrets, cleaner_for
 from .events import EventPump
 from .grant import SERVING, CellTools
 from .handlers import HandlerLoop
+from .transcript import check_transcript_place
 
 
 class RegistryArguments(TypedDict, total=False):
@@ -38,7 +40,8 @@ class RegistryArguments(TypedDict, total=False):
     ``clean(text)`` is called with the texts of a result after that; ``clean(text, mask)`` is called instead,
     and ``mask`` is what would have been done. ``bootstrap``: code run before the first cell
     of every kernel. ``socket_dir``: where the kernels' sockets are to stand. ``expose``: people find the
-    kernels in JupyterLab and `hermes-kernel attach`, as ``hermes-live``. ``capture_context`` is called on
+    kernels in JupyterLab and `hermes-kernel attach`, as ``hermes-live``. ``transcript``: where the sessions
+    are kept as notebooks while they run, see ``Transcript``. ``capture_context`` is called on
     the thread that calls ``execute`` and returns a *runner*: ``runner(fn)`` runs ``fn`` with what of that
     thread's the tools need besides its context variables (thread-locals), and returns what ``fn`` returns.
     """
@@ -49,7 +52,7 @@ class RegistryArguments(TypedDict, total=False):
     secrets: Iterable[str]
     allow_magics: bool
     expose: bool
-    transcript: Any
+    transcript: "str | os.PathLike[str] | Transcript | None"
     protect_host: bool
     capture_context: Callable[[], Any] | None
     clean: Callable[..., str] | None
@@ -81,7 +84,7 @@ class CallArguments(TypedDict, total=False):
 
 
 _LATER_OF_REGISTRY: dict[str, Any] = {
-    "transcript": None, "protect_host": False,
+    "protect_host": False,
 }  # fmt: skip
 REMEMBERED_TOOL_SETS = 64
 
@@ -140,6 +143,7 @@ class RegistryOptions:
     bootstrap: str | None = None
     socket_dir: str | None = None
     expose: bool = False
+    transcript: Transcript | None = None
     handlers: HandlerLoop = field(default_factory=HandlerLoop, init=False)
     _tool_sets: ToolSets = field(default_factory=ToolSets, init=False)
 
@@ -169,6 +173,9 @@ class RegistryOptions:
             raise ConfigError(f"clean={clean!r} cannot be called; give a function")
         given["secrets"] = checked_secrets(given.get("secrets", ()))
         given["env_passthrough"] = _checked_passthrough(given.get("env_passthrough", ()))
+        given["transcript"] = checked_transcript(given.get("transcript"))
+        if given["transcript"] is not None:
+            check_transcript_place(given["transcript"])
         own = {known.name for known in fields(cls) if known.init}
         return cls(**{key: value for key, value in given.items() if key in own and value is not None})
 

@@ -19,6 +19,7 @@ from .manager import HermesKernelManager
 from .options import CallArguments, RegistryArguments, RegistryOptions
 from .supervised import SupervisedLauncher
 from .supervisor import Supervisor
+from .transcript import SessionKeeper, Transcripts
 
 T = TypeVar("T")
 
@@ -26,14 +27,22 @@ T = TypeVar("T")
 class RegistryBase:
     """What both fronts share: the options, the supervisor and the kernels on it."""
 
-    def __init__(self, *, _launcher: Launcher | None = None, **arguments: Unpack[RegistryArguments]) -> None:
+    def __init__(
+        self,
+        *,
+        _launcher: Launcher | None = None,
+        _keeper: SessionKeeper | None = None,
+        **arguments: Unpack[RegistryArguments],
+    ) -> None:
         self._options = RegistryOptions.of(arguments)
         self._supervisor = Supervisor("hermes-kernel-registry")
         limits = self._options.limits
         local = _launcher or LocalLauncher(spares=limits.spare_kernels, idle_timeout=limits.idle_timeout)
         launcher = SupervisedLauncher(self._supervisor, local)
         self._supervisor.submit(launcher.sweep())
-        self._kernels = OwnedKernels(self._supervisor, launcher, self._options)
+        transcript = self._options.transcript
+        keeper = _keeper or (None if transcript is None else Transcripts(transcript))
+        self._kernels = OwnedKernels(self._supervisor, launcher, self._options, keeper)
 
     def __del__(self) -> None:
         supervisor = getattr(self, "_supervisor", None)  # absent if the arguments were refused

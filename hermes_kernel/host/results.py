@@ -1,19 +1,27 @@
 """Builds the results of a registry's cells: what they show, within its limits, and files for the rest."""
 
 import asyncio
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TypeVar
 
 from ..cell.outputs import OutputCollector
 from ..cell.result import CellResult, KernelReport, LateOutput, cell_result
-from ..cell.shown import Budget, present
+from ..cell.shown import Budget, Cleaner, present
+from ..cell.toolrecord import RecordedCall
+from ..cell.tools import ToolSet
+from ..cell.transcript import HumanCell, RanCell
+from ..lifecycle.key import KernelKey
 from ..limits import Limits
+from .foreign import ForeignCell
 from .options import Call
 from .session import CellOutcome
 from .spill import SpillStore
 
 QUICK = 100_000  # characters that are read through on the loop
 
+T = TypeVar("T")
 Late = Sequence[tuple[int | None, OutputCollector]]
 """What earlier cells have written since they were settled: the number of each, and that."""
 
@@ -40,12 +48,58 @@ class Results:
         build = partial(
             self._build, call, outcome, report, duration=duration, execution_count=execution_count, late=late
         )
-        if outcome.outputs.size + sum(outputs.size for _, outputs in late) <= QUICK:
-            return build()
-        try:
-            return await asyncio.get_running_loop().run_in_executor(None, build)
-        except RuntimeError:  # the interpreter ends: no thread can be started any more
-            return build()
+        return await _done(build, outcome.outputs.size + sum(outputs.size for _, outputs in late))
+
+    async def ran_cell(
+        self, call: Call, result: CellResult, outcome: CellOutcome
+    ) -> tuple[RanCell, ToolSet | None]:
+        """Return a call as a transcript has it, and the catalogue that goes with its recorded tool calls."""
+        tools = call.tools if call.tools is not None and call.tools.record else None
+        started = time.time() - result.duration
+
+        def build() -> RanCell:
+            calls = tuple(RecordedCall.of(full, call.cleaner) for full in outcome.recorded)
+            return RanCell(
+                call.request.code,
+                call.key,
+                result,
+                started,
+                timeout=call.request.times.timeout,
+                max_tool_calls=None if call.tools is None else call.tools.limit,
+                record=None if tools is None else calls,
+                tools=None if tools is None else tools.tools.digest,
+            )
+
+        size = sum(full.arguments_size + full.result_size for full in outcome.recorded)
+        return await _done(build, size), None if tools is None else tools.tools
+
+    async def human_cell(
+        self, key: KernelKey, kernel_id: str, foreign: ForeignCell, cleaner: Cleaner
+    ) -> HumanCell:
+        """Return a cell of another client as a transcript has it."""
+
+        def build() -> HumanCell:
+            shown = present(
+                foreign.outputs,
+                foreign.outputs.error,
+                budget=self._budget,
+                cleaner=cleaner,
+                store=self._store,
+            )
+            duration = (time.time() if foreign.ended is None else foreign.ended) - foreign.began
+            return HumanCell(
+                foreign.code,
+                key,
+                kernel_id,
+                shown.outputs,
+                foreign.execution_count,
+                foreign.began,
+                max(duration, 0.0),
+                masked=shown.masked,
+                truncated=shown.truncated or foreign.ended is None,
+            )
+
+        return await _done(build, foreign.outputs.size)
 
     def _build(
         self,
@@ -79,3 +133,13 @@ class Results:
             cleaner=call.cleaner,
             store=self._store,
         )
+
+
+async def _done(build: Callable[[], T], size: int) -> T:
+    """Call *build* here, or on a thread if it has much to read through."""
+    if size <= QUICK:
+        return build()
+    try:
+        return await asyncio.get_running_loop().run_in_executor(None, build)
+    except RuntimeError:  # the interpreter ends: no thread can be started any more
+        return build()

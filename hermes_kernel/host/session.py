@@ -18,6 +18,7 @@ from ..cell.outputs import OutputCollector, StreamName, stream_end
 from ..cell.request import CellRequest, CellTimes
 from ..cell.result import ToolCallRecord
 from ..cell.status import CellStatus, Fate
+from ..cell.toolrecord import FullCall
 from ..cell.variables import REPLY, REQUEST
 from ..errors import HermesKernelError, KernelStartError
 from ..process.launch import KernelExit, Launched, Launcher, StreamRest
@@ -25,6 +26,7 @@ from .bridge import KernelBridge
 from .connection import KernelConnection
 from .cut import Cut
 from .events import EventPump
+from .foreign import ForeignCells
 from .grant import CellTools, ToolGrant
 from .supervisor import Supervisor
 
@@ -77,6 +79,7 @@ class CellOutcome:
     lost_bytes: Mapping[str, int] = field(default_factory=dict)
     tool_calls: tuple[ToolCallRecord, ...] = ()
     calls_made: int = 0
+    recorded: tuple[FullCall, ...] = ()
     leftovers: tuple[str, ...] = ()
 
 
@@ -94,6 +97,7 @@ class KernelSession:
         bridge: KernelBridge,
         *,
         owner_secret: str,
+        keeps_foreign: bool = False,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._launcher = launcher
@@ -112,8 +116,7 @@ class KernelSession:
         self._positions: dict[StreamName, int] = {"stdout": 0, "stderr": 0}
         self._anomalies = 0
         self._rejected = False
-        self._foreign: set[str] = set()
-        self._foreign_cells = 0
+        self.foreign = ForeignCells(keeps=keeps_foreign)
         self.execution_count = 0
         self._connection = KernelConnection(
             supervisor.zmq_context,
@@ -232,11 +235,6 @@ class KernelSession:
         self._connection.close()
         self._bridge.close()
 
-    def take_foreign_cells(self) -> int:
-        """Return how many cells of other clients have run since this was asked last."""
-        count, self._foreign_cells = self._foreign_cells, 0
-        return count
-
     def take_late_outputs(self) -> list[tuple[int | None, OutputCollector]]:
         """Return what earlier cells have written since this was asked last."""
         past_cells = self._past.values()
@@ -275,7 +273,7 @@ class KernelSession:
 
     async def _wait_for_others(self, cut: Cut, deadline: float) -> CellStatus | None:
         """Wait until no cell of another client runs; say what came first if it was not that."""
-        while self._foreign and not self._exit.done():
+        while self.foreign.are_running and not self._exit.done():
             if cut.status is not None:
                 return cut.status
             if self._loop.time() >= deadline:
@@ -300,7 +298,7 @@ class KernelSession:
             calls = self._bridge.retire(grant)
         if outcome.settlement.execution_count is not None:
             self._bridge.delivered(grant)
-        return replace(outcome, tool_calls=calls, calls_made=grant.calls_made)
+        return replace(outcome, tool_calls=calls, calls_made=grant.calls_made, recorded=grant.recorded)
 
     async def _execute(
         self,
@@ -329,7 +327,7 @@ class KernelSession:
         except zmq.Again as error:
             raise KernelGoneError(f"{self._launched.handle} takes no requests any more") from error
         execution = CellExecution(msg_id, times, self._loop.time(), queue_deadline=queue_deadline)
-        if self._foreign:
+        if self.foreign.are_running:
             execution.hold()
         self._execution = execution
         try:
@@ -478,24 +476,23 @@ class KernelSession:
             if message.msg_type == "stream":
                 past.outputs.add(message)
         elif message.msg_type == "execute_input" and message.parent_id is not None:
-            self._begin_foreign(message.parent_id, execution)
+            self._begin_foreign(message.parent_id, message, execution)
         elif message.msg_type == "status" and message.content["execution_state"] == "idle":
             self._end_foreign(message.parent_id, execution, now)
+        else:
+            self.foreign.show(message)
 
-    def _begin_foreign(self, parent_id: str, execution: CellExecution | None) -> None:
+    def _begin_foreign(self, parent_id: str, message: Message, execution: CellExecution | None) -> None:
         if self._is_ours(parent_id):
             return  # we have sent no such cell: nobody says when it ends
-        if len(self._foreign) < MAX_ANOMALIES:
-            self._foreign.add(parent_id)
-        self._foreign_cells += 1
+        self.foreign.begin(parent_id, message)
         if execution is not None:
             execution.hold()
 
     def _end_foreign(self, parent_id: str | None, execution: CellExecution | None, now: float) -> None:
-        if parent_id in self._foreign:
-            self._foreign.discard(parent_id)
+        if self.foreign.end(parent_id):
             self._changed.set()
-            if execution is not None and not self._foreign:
+            if execution is not None and not self.foreign.are_running:
                 execution.resume(now)
 
     def _count_anomaly(self) -> None:

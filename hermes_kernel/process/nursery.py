@@ -100,6 +100,8 @@ class Nursery:
         self, kind: LaunchClass, program: Program, kernel_id: str, *, binds: bool, waits: bool = False
     ) -> "NurserySeat":
         """Fork a kernel that waits for its start. Raises WardenGoneError if there was nothing to fork of."""
+        # First: it takes longest, and what is made after it is known to somebody who outlives this host.
+        zygote = self._zygote(kind.zygote, program)
         staging = Staging.create(kernel_id, socket_dir=kind.socket_dir)
         terms = {
             "isolation": kind.isolation,
@@ -109,7 +111,6 @@ class Nursery:
         }
         tree: WardenedTree | None = None
         try:
-            zygote = self._zygote(kind.zygote, program)
             try:
                 tree = zygote.fork()
             except WardenGoneError:  # the zygote has ended, and nobody has noticed

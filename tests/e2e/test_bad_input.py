@@ -165,7 +165,6 @@ LATER_LIMITS = {
     "isolation": "basic",
 }
 LATER_REGISTRY = {
-    "transcript": "talk.ipynb",
     "protect_host": True,
 }
 
