@@ -100,6 +100,12 @@ class FakeKernel:
         prefix = [] if channel == "iopub" else list(request["idents"])
         self._sockets[channel].send_multipart([*prefix, *frames])
 
+    def receive(self, channel: str) -> dict[str, Any]:
+        """Wait for a request on a channel that is not served."""
+        assert self._sockets[channel].poll(int(PEER_WAIT * 1000))
+        idents, parts = self.session.feed_identities(self._sockets[channel].recv_multipart())
+        return {**self.session.deserialize(parts), "idents": idents}
+
     def write(self, channel: str, data: bytes) -> None:
         """Write bytes to a channel that is served by hand."""
         self._sockets[channel].write(data)

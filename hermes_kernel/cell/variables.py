@@ -11,7 +11,8 @@ from .text import strip_controls
 
 REQUEST, REPLY = "hermes_variables_request", "hermes_variables_reply"
 MOST = 1000  # variables
-LONGEST = 400  # characters of a name, a type or a short form
+LONGEST = 1000  # characters of a name, a type or a short form that are looked at
+SHOWN = 120  # of them that are shown at most
 
 
 @dataclass(frozen=True)
@@ -47,5 +48,10 @@ def _variable(entry: object, cleaner: Cleaner) -> Variable:
 def _text(value: object, cleaner: Cleaner) -> str:
     if not isinstance(value, str):
         raise MalformedMessage(f"a text is a {type(value).__name__}")
-    text = strip_controls(plain_text(value[:LONGEST])).replace("\n", " ")
-    return cleaner.mask(text)
+    text = cleaner.mask(strip_controls(plain_text(value[:LONGEST])).replace("\n", " "))
+    room = SHOWN
+    if len(value) >= LONGEST:  # it is cut, and may end with the beginning of a secret
+        room = min(SHOWN, max(len(text) - (LONGEST - SHOWN), 1))
+    elif len(text) <= SHOWN:
+        return text
+    return f"{text[: room - 1]}…"

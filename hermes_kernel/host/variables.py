@@ -3,6 +3,7 @@
 from pathlib import Path
 from queue import Empty
 from time import monotonic
+from typing import Any
 
 from jupyter_client.blocking.client import BlockingKernelClient
 
@@ -25,7 +26,7 @@ def read_variables(connection_file: Path, cleaner: Cleaner, *, timeout: float) -
     client = BlockingKernelClient()
     try:
         client.load_connection_file(str(connection_file))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, AttributeError) as error:
         raise ConfigError(f"{connection_file} cannot be read: {error}; has the session ended?") from error
     client.start_channels(shell=False, iopub=False, stdin=False, hb=False)
     try:
@@ -37,10 +38,20 @@ def read_variables(connection_file: Path, cleaner: Cleaner, *, timeout: float) -
                 reply = client.get_control_msg(timeout=max(deadline - monotonic(), 0))
             except Empty:
                 raise HermesKernelError(NO_ANSWER.format(timeout)) from None
-            answers = reply["parent_header"].get("msg_id") == request["header"]["msg_id"]
-            if answers and reply["header"]["msg_type"] == REPLY:
+            except (ValueError, TypeError, KeyError, AttributeError):  # it is no message
+                continue
+            if _answers(reply, request):
                 return variables_of(reply["content"], cleaner)
     except MalformedMessage as error:
         raise HermesKernelError(f"the kernel's answer is no list of variables: {error}") from error
     finally:
         client.stop_channels()
+
+
+def _answers(reply: Any, request: Any) -> bool:
+    """Whether a message is the answer to a request; its signature says nothing of its shape."""
+    parent, content = reply["parent_header"], reply["content"]
+    if not isinstance(parent, dict) or not isinstance(content, dict):
+        return False
+    of_it = parent.get("msg_id") == request["header"]["msg_id"]
+    return bool(of_it and reply["header"].get("msg_type") == REPLY)

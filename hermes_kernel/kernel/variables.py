@@ -1,27 +1,28 @@
 """The variables of the cells, told without running any code of theirs.
 
 A ``__repr__`` may print, wait, or change what it shows. So only objects of exactly the types that Python
-(and NumPy, and pandas) brings are read; of others the name of their class is told.
+(and NumPy, and pandas) brings are read; of others the name of their class is told. A metaclass may answer for
+its classes, too: they are compared by identity, and hashed only if they have none.
 """
 
 import itertools
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
 MAX_VARIABLES = 1000  # that are told; more are only counted
-MAX_NAME = 200  # characters
-MAX_TEXT = 120  # characters of the short form
-_LINE = 80  # characters of a text that are shown
+MAX_TEXT = 1000  # characters of a name, a type or a short form: who shows less masks secrets before the cut
 _ITEMS = 5  # of a container that are shown
-_WORD = 40  # characters of a text inside a container
+_COLUMNS = 1000  # of a table that are added up
 _LONG_INT = 256  # bits from which a number is not written out
+_HEAP_TYPE = 1 << 9  # of a class's flags: it was made while Python ran
 _OWN = ("builtins", "__main__")
 
 # Read from the type itself: a class of the user's may answer for its own attributes.
 _name: Callable[[type, type], str] = type.__dict__["__qualname__"].__get__
 _module: Callable[[type, type], Any] = type.__dict__["__module__"].__get__
+_flags: Callable[[type, type], int] = type.__dict__["__flags__"].__get__
 _BRACKETS: dict[type, tuple[str, str]] = {
     list: ("[", "]"),
     tuple: ("(", ")"),
@@ -36,84 +37,100 @@ def variables(namespace: Mapping[Any, Any], hidden: Mapping[Any, Any]) -> dict[s
 
     Names that begin with an underscore are left out, and what stands unchanged in *hidden*.
     """
-    found = dict(namespace)  # at once: a cell may be running
-    names = sorted(
-        name
-        for name, value in found.items()
-        if type(name) is str and name[:1] != "_" and (name not in hidden or hidden[name] is not value)
-    )
-    told = [_described(name, found[name]) for name in names[:MAX_VARIABLES]]
-    return {"status": "ok", "total": len(names), "variables": told}
+    own = _named(hidden)
+    found = {
+        name: value
+        for name, value in _named(namespace).items()
+        if name[:1] != "_" and (name not in own or own[name] is not value)
+    }
+    told = [_described(name, found[name]) for name in sorted(found)[:MAX_VARIABLES]]
+    return {"status": "ok", "total": len(found), "variables": told}
+
+
+def _named(namespace: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return what has a name: a key of another class may have a hash and an equality of its own."""
+    copy = dict(namespace)  # at once: a cell may be running
+    return {name: value for name, value in copy.items() if type(name) is str}
 
 
 def _described(name: str, value: object) -> dict[str, Any]:
     try:
         size, text = _size(value), _short(value)
-    except Exception:  # noqa: BLE001  # it changes while it is looked at, or is too large to be written
+    except BaseException:  # noqa: BLE001  # it changes while it is looked at, is too large, or is a forgery
         size, text = None, ""
-    return {
-        "name": name[:MAX_NAME],
-        "type": type_name(type(value)),
-        "size": size,
-        "text": text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 1]}…",
-    }
+    kind = type_name(type(value))
+    return {"name": _bounded(name), "type": _bounded(kind), "size": size, "text": _bounded(text)}
+
+
+def _bounded(text: str) -> str:
+    return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 1]}…"
 
 
 def type_name(kind: type) -> str:
     """Return the name of a class, with its module if that is not the cells' own."""
-    module = _module(kind, type)
-    name = _name(kind, type)
+    name = _exact(_name(kind, type))
+    try:
+        module = _module(kind, type)
+    except AttributeError:  # it was made where there is none
+        return name
     known = type(module) is str and module not in _OWN
     return f"{module}.{name}" if known else name
 
 
 def _size(value: object) -> int | None:
     kind = type(value)
-    if kind in _PLAIN or kind in _BRACKETS:
+    if _is_among(kind, _PLAIN) or _is_among(kind, _BRACKETS):
         return sys.getsizeof(value)
     if kind is _class_of("numpy", "ndarray"):
         return int(value.nbytes)  # type: ignore[attr-defined]
-    if kind is _class_of("pandas", "DataFrame"):
-        return int(value.memory_usage().sum())  # type: ignore[attr-defined]
-    if kind is _class_of("pandas", "Series"):
-        return int(value.memory_usage())  # type: ignore[attr-defined]
+    if kind is _class_of("pandas", "DataFrame") and _has_known_axes(value):
+        few = value.shape[1] <= _COLUMNS  # type: ignore[attr-defined]
+        if few and all(map(_is_known, value.dtypes)):  # type: ignore[attr-defined]
+            return int(value.memory_usage(index=False).sum())  # type: ignore[attr-defined]
+    elif kind is _class_of("pandas", "Series") and _is_known(value.dtype):  # type: ignore[attr-defined]
+        return int(value.memory_usage(index=False))  # type: ignore[attr-defined]
     return None
 
 
 def _short(value: object) -> str:
     kind: Any = type(value)
-    if kind in _PLAIN:
-        return _plain(value, _LINE)
-    if kind in _BRACKETS:
+    if _is_among(kind, _PLAIN):
+        return _plain(value)
+    if _is_among(kind, _BRACKETS):
         return _container(value)
     if kind is FunctionType:
         code = value.__code__  # type: ignore[attr-defined]
-        return f"{code.co_name}({', '.join(code.co_varnames[: code.co_argcount])})"
+        return f"{_exact(code.co_name)}({', '.join(code.co_varnames[: code.co_argcount])})"
     if kind is BuiltinFunctionType:
-        return str(value.__qualname__)  # type: ignore[attr-defined]
+        return str(value.__name__)  # type: ignore[attr-defined]  # the class of its self has the rest
     if kind is ModuleType:
         name = ModuleType.__getattribute__(value, "__dict__").get("__name__")
         return name if type(name) is str else ""
     if kind is type:
         return type_name(value)  # type: ignore[arg-type]
     if kind is _class_of("numpy", "ndarray"):
-        return f"{value.dtype} {value.shape}"  # type: ignore[attr-defined]
-    if kind is _class_of("pandas", "DataFrame"):
+        return f"{value.dtype.name} {value.shape}"  # type: ignore[attr-defined]
+    if kind is _class_of("pandas", "DataFrame") and _has_known_axes(value):
         rows, columns = value.shape  # type: ignore[attr-defined]
         names = _some(value.columns[:_ITEMS], columns)  # type: ignore[attr-defined]
         return f"{rows} rows × {columns} columns: {names}"
     if kind is _class_of("pandas", "Series"):
-        return f"{value.dtype} ({value.shape[0]},)"  # type: ignore[attr-defined]
+        dtype: Any = value.dtype  # type: ignore[attr-defined]
+        name = dtype.name if _is_known(dtype) else type_name(type(dtype))
+        return f"{name} {value.shape}"  # type: ignore[attr-defined]
     return ""
 
 
-def _plain(value: Any, room: int) -> str:
+def _plain(value: Any) -> str:
     kind = type(value)
     if kind is int and value.bit_length() > _LONG_INT:
         return f"a number of {value.bit_length()} bits"
+    if kind is range:
+        parts = (value.start, value.stop, *(() if value.step == 1 else (value.step,)))
+        return f"range({', '.join(map(_plain, parts))})"
     if kind in (str, bytes, bytearray):
-        shown = repr(value[:room])
-        return shown if len(value) <= room else f"{shown}… ({len(value)})"
+        shown = repr(value[:MAX_TEXT])
+        return shown if len(value) <= MAX_TEXT else f"{shown}… ({len(value)})"
     return repr(value)
 
 
@@ -138,17 +155,47 @@ def _some(items: Iterable[Any], total: int) -> str:
 
 
 def _item(value: object) -> str:
-    if type(value) in _PLAIN:
-        return _plain(value, _WORD)
+    if _is_among(type(value), _PLAIN):
+        return _plain(value)
     return f"<{type_name(type(value))}>"
 
 
 def _class_of(module: str, name: str) -> object:
-    """Return the class of a module that is loaded; what no value is an instance of if it is not."""
+    """Return the class of a module that is loaded; what no value is an instance of if it is not.
+
+    A class that a cell has put there, under the module's name, is none.
+    """
     loaded = sys.modules.get(module)
     if type(loaded) is not ModuleType:
         return _class_of
-    return ModuleType.__getattribute__(loaded, "__dict__").get(name, _class_of)
+    found = ModuleType.__getattribute__(loaded, "__dict__").get(name)
+    if type(found) is not type:
+        return _class_of
+    is_compiled = not _flags(found, type) & _HEAP_TYPE
+    return found if is_compiled or (module == "pandas" and _is_of(found, module)) else _class_of
+
+
+def _has_known_axes(table: Any) -> bool:
+    return all(map(_is_known, table.axes))
+
+
+def _is_known(part: object) -> bool:
+    """Whether a part of a table is of NumPy's or pandas's own classes; others bring their own code."""
+    return _is_of(type(part), "numpy") or _is_of(type(part), "pandas")
+
+
+def _is_of(kind: type, package: str) -> bool:
+    module = _module(kind, type)
+    return type(module) is str and module.partition(".")[0] == package
+
+
+def _is_among(kind: type, kinds: Container[type]) -> bool:
+    return type(kind) is type and kind in kinds
+
+
+def _exact(text: str) -> str:
+    """Return the same text as a str, whatever class it has."""
+    return str.__str__(text)
 
 
 _PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, bytearray, range, type(...)})
