@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+import select
 import shutil
 import signal
 import sys
@@ -14,6 +15,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -207,12 +209,43 @@ class HeldKernels:
             self._reached += os.read(self._reader, 4096).decode().split()
         return int(self._reached.pop(0))
 
+    def arrived(self) -> list[int]:
+        """Those that have been forked since this was asked last."""
+        while select.select([self._reader], [], [], 0)[0]:
+            self._reached += os.read(self._reader, 4096).decode().split()
+        reached, self._reached = self._reached, []
+        return [int(pid) for pid in reached]
+
     def let_go(self, pid: int) -> None:
         (self._place / str(pid)).touch()
 
     def let_all_go(self) -> None:
         """Let go of those that are held, and hold nobody from now on."""
         (self._place / "all").touch()
+
+
+def test_a_spare_that_is_not_ready_yet_is_nobodys_kernel(leaves_nothing: None, tmp_path: Path) -> None:
+    with HeldKernels(tmp_path) as held, host(SPARE, env=held.env) as one:
+
+        def is_served(owner: str) -> bool:
+            return any(info["owner"] == owner and info["state"] == "idle" for info in one.tell("kernels"))
+
+        def is_served_with_the_others_let_go() -> bool:
+            for pid in held.arrived():
+                held.let_go(pid)
+            return is_served("a")
+
+        one.tell("begin", code="6 * 7", owner="a")
+        assert traces.eventually(is_served_with_the_others_let_go, within=20)
+        assert one.tell("join")["value"] == "42"
+        # One or two that were let go may still become spares; who comes after them has to wait.
+        for owner in "bcde":
+            one.tell("begin", code="6 * 7", owner=owner)
+            if not traces.eventually(partial(is_served, owner), within=1):
+                break
+        assert [info["state"] for info in one.tell("kernels") if info["owner"] == owner] == ["starting"]
+        held.let_all_go()
+        assert one.tell("join").get("value") == "42"
 
 
 def test_a_host_that_dies_before_its_kernel_can_hear_of_it_has_no_kernel(
