@@ -1,3 +1,4 @@
+import asyncio
 import json
 import os
 import shutil
@@ -12,13 +13,16 @@ from jupyter_client.kernelspec import KernelSpecManager, NoSuchKernel
 from jupyter_client.manager import AsyncKernelManager
 from jupyter_client.provisioning import KernelProvisionerFactory
 
-from hermes_kernel.cli.spec import SOURCE
+from hermes_kernel.cli.spec import SOURCES
+from hermes_kernel.errors import ConfigError
+from hermes_kernel.host.attach import AttachProvisioner
 from hermes_kernel.host.provisioner import HermesProvisioner
 
 from .command import ROOT, hermes, invoked
 
 PUBLISHED = ROOT / "kernelspec" / "hermes"
-FILES = ("kernel.json", "logo-svg.svg")
+SPECS = ("hermes", "hermes-live")
+FILES = ("kernel.json", "logo-32x32.png", "logo-64x64.png", "logo-svg.svg")
 BUILD_WAIT = 100
 
 
@@ -48,10 +52,14 @@ def content(directory: Path) -> dict:  # type: ignore[type-arg]
     return found
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_the_package_and_the_wheels_data_hold_the_same_spec(file: str) -> None:
-    assert (SOURCE / file).read_bytes() == (PUBLISHED / file).read_bytes()
-    assert sorted(path.name for path in PUBLISHED.iterdir()) == sorted(FILES)
+@pytest.mark.parametrize("name", SPECS)
+def test_the_package_and_the_wheels_data_hold_the_same_specs(name: str) -> None:
+    source, published = SOURCES / name, PUBLISHED.with_name(name)
+    for place in (source, published):
+        assert sorted(path.name for path in place.iterdir()) == sorted(FILES)
+    for file in FILES:
+        assert (source / file).read_bytes() == (published / file).read_bytes()
+    assert sorted(path.name for path in SOURCES.iterdir()) == sorted(SPECS)
 
 
 @pytest.mark.parametrize("options", [(), ("--user",)])
@@ -63,7 +71,8 @@ def test_a_user_gets_the_spec_where_jupyter_finds_it(options: tuple[str, ...], d
     found = KernelSpecManager().get_kernel_spec("hermes")
     assert found.resource_dir == str(place)
     assert found.argv[0] == sys.executable
-    assert (place / "logo-svg.svg").read_bytes() == (PUBLISHED / "logo-svg.svg").read_bytes()
+    for file in FILES[1:]:
+        assert (place / file).read_bytes() == (PUBLISHED / file).read_bytes()
 
 
 def test_what_is_installed_differs_from_the_wheels_spec_in_its_interpreter_alone(prefix: Path) -> None:
@@ -242,6 +251,90 @@ def test_the_help_names_the_exit_codes_and_what_the_server_needs(command: list[s
         assert "hermes-provisioner" in ended.out
 
 
+def test_the_spec_of_live_sessions_is_installed_and_removed_beside_the_other(prefix: Path) -> None:
+    assert invoked("spec", "install", "--prefix", prefix).code == 0
+    ended = invoked("spec", "install", "--live", "--prefix", prefix)
+    place = kernels(prefix) / "hermes-live"
+    assert (ended.code, str(place) in ended.out) == (0, True)
+    assert sorted(path.name for path in place.iterdir()) == sorted(FILES)
+    installed, published = content(place), content(PUBLISHED.with_name("hermes-live"))
+    assert installed["argv"].pop(0) == sys.executable
+    assert published["argv"].pop(0) == "python"
+    assert installed == published
+    assert installed["metadata"]["kernel_provisioner"]["provisioner_name"] == "hermes-attach"
+    assert invoked("spec", "install", "--live", "--prefix", prefix).code == 0  # replaced
+    ended = invoked("spec", "remove", "--live", "--prefix", prefix)
+    assert (ended.code, str(place) in ended.out) == (0, True)
+    assert [path.name for path in kernels(prefix).iterdir()] == ["hermes"]
+    assert (
+        "there is no kernel spec 'hermes-live'" in invoked("spec", "remove", "--live", "--prefix", prefix).err
+    )
+
+
+@pytest.mark.parametrize("options", [(), ("--user",)])
+def test_a_user_gets_the_spec_of_live_sessions(options: tuple[str, ...], data: Path) -> None:
+    assert invoked("spec", "install", "--live", *options).code == 0
+    found = KernelSpecManager().get_kernel_spec("hermes-live")
+    assert found.resource_dir == str(data / "kernels" / "hermes-live")
+    assert found.display_name == "Hermes (live session of an agent)"
+
+
+def test_an_environments_spec_of_live_sessions_follows_it(
+    prefix: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "prefix", str(prefix))
+    assert invoked("spec", "install", "--live", "--sys-prefix").code == 0
+    assert content(kernels(prefix) / "hermes-live") == content(PUBLISHED.with_name("hermes-live"))
+    assert invoked("spec", "remove", "--live", "--sys-prefix").code == 0
+
+
+@pytest.mark.parametrize("command", ["install", "remove"])
+@pytest.mark.parametrize("name", ["agent", "hermes", "hermes-live"])
+def test_the_spec_of_live_sessions_has_one_name(command: str, name: str, prefix: Path) -> None:
+    ended = invoked("spec", command, "--live", "--name", name, "--prefix", prefix)
+    assert (ended.code, ended.out) == (2, "")
+    assert "--live and --name exclude each other" in ended.err
+    assert list(prefix.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["install", "remove"])
+@pytest.mark.parametrize("name", ["hermes-live", "Hermes-Live"])
+def test_the_name_of_live_sessions_is_no_kernels(command: str, name: str, prefix: Path) -> None:
+    invoked("spec", "install", "--live", "--prefix", prefix)
+    ended = invoked("spec", command, "--name", name, "--prefix", prefix)
+    assert (ended.code, ended.out) == (2, "")
+    assert "install it with --live" in ended.err
+    assert content(kernels(prefix) / "hermes-live")["display_name"] == "Hermes (live session of an agent)"
+
+
+@pytest.mark.parametrize("command", ["install", "remove"])
+@pytest.mark.parametrize("other", ["somebody's", "one that starts kernels"])
+def test_another_spec_of_that_name_is_left_alone(command: str, other: str, prefix: Path) -> None:
+    place = kernels(prefix) / "hermes-live"
+    place.mkdir(parents=True)
+    starts = (PUBLISHED / "kernel.json").read_text()
+    text = starts if other.startswith("one") else '{"argv": ["x"], "display_name": "X", "language": "x"}'
+    (place / "kernel.json").write_text(text)
+    ended = invoked("spec", command, "--live", "--prefix", prefix)
+    assert (ended.code, ended.out) == (2, "")
+    assert "is not one of hermes_kernel" in ended.err
+    assert (place / "kernel.json").read_text() == text
+
+
+def test_what_is_installed_for_live_sessions_starts_nothing(data: Path, tmp_path: Path) -> None:
+    assert hermes("spec", "install", "--live").code == 0
+    manager = AsyncKernelManager(kernel_name="hermes-live", connection_file=str(tmp_path / "connection.json"))
+
+    async def main() -> None:
+        with pytest.raises(ConfigError, match="attach to the kernel that runs"):
+            await manager.start_kernel()
+        assert isinstance(manager.provisioner, AttachProvisioner)
+        assert not await manager.is_alive()
+        await manager.shutdown_kernel(now=True)
+
+    asyncio.run(main())
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     """A wheel of this tree, built from a copy: a build leaves files beside its source."""
@@ -274,16 +367,18 @@ def _setuptools() -> tuple[int, ...]:
 
 def test_a_wheel_brings_the_spec_into_its_environment(wheel: zipfile.ZipFile) -> None:
     data = [name for name in wheel.namelist() if ".data/data/share/jupyter/kernels/" in name]
-    assert sorted(name.partition(".data/data/share/jupyter/kernels/")[2] for name in data) == [
-        "hermes/kernel.json",
-        "hermes/logo-svg.svg",
-    ]
+    assert {name.partition(".data/data/share/jupyter/kernels/")[2] for name in data} == {
+        f"{spec}/{file}" for spec in SPECS for file in FILES
+    }
     for name in data:
-        assert wheel.read(name) == (PUBLISHED / Path(name).name).read_bytes()
+        assert wheel.read(name) == (PUBLISHED.parent / Path(name).parent.name / Path(name).name).read_bytes()
 
 
-def test_a_wheel_has_what_spec_install_copies_and_the_provisioner(wheel: zipfile.ZipFile) -> None:
-    for file in FILES:
-        assert wheel.read(f"hermes_kernel/cli/kernels/hermes/{file}") == (PUBLISHED / file).read_bytes()
+def test_a_wheel_has_what_spec_install_copies_and_the_provisioners(wheel: zipfile.ZipFile) -> None:
+    for spec in SPECS:
+        for file in FILES:
+            packed = wheel.read(f"hermes_kernel/cli/kernels/{spec}/{file}")
+            assert packed == (PUBLISHED.with_name(spec) / file).read_bytes()
     (points,) = (name for name in wheel.namelist() if name.endswith("entry_points.txt"))
     assert b"hermes-provisioner = hermes_kernel.host.provisioner:HermesProvisioner" in wheel.read(points)
+    assert b"hermes-attach = hermes_kernel.host.attach:AttachProvisioner" in wheel.read(points)
