@@ -122,6 +122,19 @@ def test_a_wrong_type_or_number_is_refused_for_every_limit(name: str, value: Any
         Limits(**{name: value})
 
 
+@pytest.mark.parametrize("name", ["max_kernels", "idle_timeout"])
+@pytest.mark.parametrize("value", [0, -1, math.nan, math.inf, None, True, "3"], ids=repr)
+def test_a_cap_and_an_idleness_that_leave_no_kernel_are_refused(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"{name}="):
+        Limits(**{name: value})
+
+
+def test_a_count_may_be_as_large_as_one_likes() -> None:
+    assert Limits(max_tool_calls=10**9, max_kernels=10**9).max_tool_calls == 10**9
+    with pytest.raises(ConfigError, match="max_tool_calls="):
+        Limits(max_tool_calls=1e9)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("name", PROCESS)
 def test_how_processes_are_made_and_held_can_be_said(name: str) -> None:
     assert getattr(Limits(**{name: PROCESS[name]}), name) == PROCESS[name]

@@ -16,12 +16,18 @@ _NO_ATTRIBUTE = re.compile(rf"module '{TOOLS}' has no attribute '([^']+)'")
 _NO_MODULE = re.compile(r"No module named '([^']+)'")
 _UNKNOWN = re.compile(r"name '([^']+)' is not defined")
 _AWAIT = "cannot be called from a running event loop"
+_NOT_IN_WORKER = re.compile(r"Can't get attribute '([^']+)' on <module '__main__'")
 
 
-def hint_for(error: CellError | None, tools: Collection[str] = ()) -> str | None:
-    """Return what may help after *error*, None if nothing is known; *tools* are those of the cell."""
-    if error is None:
-        return None
+def hint_for(error: CellError | None, tools: Collection[str] = (), stderr: str = "") -> str | None:
+    """Return what may help after *error*, None if nothing is known; *tools* are those of the cell.
+
+    *stderr* is looked at as well: there worker processes complain, whose cell may hang instead of failing.
+    """
+    return (error and _hint_for_error(error, tools)) or _hint_for_workers(stderr)
+
+
+def _hint_for_error(error: CellError, tools: Collection[str]) -> str | None:
     said = error.evalue[:LOOKED_AT]
     if (missing := _NO_NAME.search(said) or _NO_ATTRIBUTE.search(said)) is not None:
         return _missing_tool(missing[1], tools)
@@ -40,6 +46,15 @@ def hint_for(error: CellError | None, tools: Collection[str] = ()) -> str | None
     if _AWAIT in said:
         return "The kernel has a running event loop: write `await main()` instead of `asyncio.run(main())`."
     return None
+
+
+def _hint_for_workers(stderr: str) -> str | None:
+    if (lost := _NOT_IN_WORKER.search(stderr)) is None:
+        return None
+    return (
+        f"A worker process that was spawned cannot find {lost[1]!r}, which a cell has defined. Write it to a "
+        "module and import it, or use multiprocessing.get_context('fork')."
+    )
 
 
 def _missing_tool(name: str, tools: Collection[str]) -> str:

@@ -102,6 +102,17 @@ class CellResult:
     _stdout_count: StreamCount = NOTHING_WRITTEN
     _images: tuple[dict[str, Any], ...] = ()
     _masked: bool = False
+    _shortened: bool = False
+
+    @property
+    def calls_made(self) -> int:
+        """How many tool calls were served, also those that are not told one by one."""
+        return max(self._calls_made, len(self.tool_calls))
+
+    @property
+    def is_shortened(self) -> bool:
+        """Whether a display or an exception that the cell has shown is not here as a whole."""
+        return self._shortened
 
     @property
     def is_masked(self) -> bool:
@@ -121,7 +132,7 @@ class CellResult:
             status=_status_word(self.status, self.exit_code),
             output=self._output(),
             exit_code=self.exit_code,
-            tool_calls_made=max(self._calls_made, len(self.tool_calls)),
+            tool_calls_made=self.calls_made,
             duration_seconds=round(self.duration, 2),
             stdout_truncated=count.truncated,
             stdout_bytes_captured=count.shown,
@@ -247,7 +258,7 @@ def cell_result(
             shown.bytes_total, shown.bytes_shown, truncated=shown.truncated, spill_path=shown.spill_path
         ),
         warning=_warning(settlement, report, sum(lost_bytes.values()), note, outputs, shown),
-        hint=hint_for(shown.error, tools),
+        hint=hint_for(shown.error, tools, shown.stderr),
         tool_calls=tool_calls,
         tool_errors=tuple(_tool_errors(tool_calls)),
         late_output=late_output,
@@ -256,6 +267,7 @@ def cell_result(
         _stdout_count=shown.counts["stdout"],
         _images=shown.images,
         _masked=shown.masked,
+        _shortened=shown.shortened,
     )
 
 

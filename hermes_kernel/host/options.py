@@ -214,7 +214,7 @@ class RegistryOptions:
             policy,
             reset=_checked_switch("reset", given.get("reset", False)),
             pinned=_checked_switch("pinned", given.get("pinned", False)),
-            tools=self._tools(given, loop, events),
+            tools=self._tools(given, loop, events, cleaner),
             events=events,
             cleaner=cleaner,
             serving=SERVING.get(),
@@ -229,6 +229,7 @@ class RegistryOptions:
         given: Mapping[str, Any],
         loop: asyncio.AbstractEventLoop | None,
         events: EventPump | None,
+        cleaner: Cleaner,
     ) -> CellTools | None:
         """Capture what the cell's tools need of the calling thread; None if it has no tools."""
         limit = given.get("max_tool_calls", UNSET)
@@ -243,6 +244,7 @@ class RegistryOptions:
             context=contextvars.copy_context(),
             runner=None if self.capture_context is None else _checked_runner(self.capture_context()),
             on_event=None if events is None else events.tell,
+            cleaner=cleaner,
         )
 
     def _times(self, timeout: Any) -> CellTimes:
@@ -267,8 +269,10 @@ class RegistryOptions:
             value = self.resolve_env(name, os.environ.get(name))
             if value is None:
                 withheld.add(name)
-            elif isinstance(value, str) and "\0" in value:
-                raise ConfigError(f"resolve_env gave a value with a NUL for {name!r}; give text without one")
+            elif isinstance(value, str) and not _can_be_in_a_variable(value):
+                raise ConfigError(
+                    f"resolve_env gave a value with a NUL or a lone surrogate for {name!r}; give text without one"
+                )
             elif isinstance(value, str):
                 values[name] = value
             else:
@@ -276,6 +280,13 @@ class RegistryOptions:
                     f"resolve_env gave a {type(value).__name__} for {name!r}; give a string or None"
                 )
         return EnvPolicy(frozenset(names), values, frozenset(withheld))
+
+
+def _can_be_in_a_variable(value: str) -> bool:
+    try:
+        return b"\0" not in os.fsencode(value)
+    except UnicodeEncodeError:
+        return False
 
 
 def _checked_runner(runner: Any) -> Callable[[Callable[[], Any]], Any]:

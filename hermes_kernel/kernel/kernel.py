@@ -6,7 +6,9 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
+from datetime import datetime
 from typing import Any
 
 import zmq
@@ -28,7 +30,7 @@ NOBODY = (
 
 
 NOT_YOURS = "this kernel belongs to an agent's session: only its owner may end or interrupt it"
-ABORT_TIME = 0.1  # seconds in which the queued cells of a stranger's failed cell are aborted
+ABORT_TIME = 0.1  # seconds in which what was queued behind a stranger's failed cell is looked at
 BYTE_ORDER_MARK = "\ufeff"
 
 
@@ -54,7 +56,8 @@ class HermesKernel(IPythonKernel):
         self._leftovers = Leftovers()
         self._left_out = 0
         self.tools = HermesTools()
-        self._aborting_sessions: set[str] = set()
+        self._cell_ended_at = 0.0
+        self._failed_at: dict[str, float] = {}
         sys.breakpointhook = self.breakpoint
 
     @default("output_log")
@@ -117,6 +120,9 @@ class HermesKernel(IPythonKernel):
     async def do_execute(self, code: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Run the code. Whatever it does there is a reply, and a forked child of it never comes back here."""
         code = code.removeprefix(BYTE_ORDER_MARK)
+        # IPython shows a cell's metadata to all clients when a callback of an event fails: ours has secrets.
+        if isinstance(meta := kwargs.get("cell_meta"), dict):
+            kwargs["cell_meta"] = {key: value for key, value in meta.items() if key != "hermes"}
         self.shell.displays.begin()
         try:
             reply: dict[str, Any] = await super().do_execute(code, *args, **kwargs)
@@ -140,6 +146,7 @@ class HermesKernel(IPythonKernel):
     def finish_metadata(self, parent: Any, metadata: dict[str, Any], reply_content: Any) -> dict[str, Any]:
         """Add how much the cell has written, and the exit code if it ends the kernel."""
         metadata = super().finish_metadata(parent, metadata, reply_content)
+        self._cell_ended_at = time.time()
         metadata["hermes"] = {"written": self.output_log.finish(parent["header"]["msg_id"])}
         if self._left_out:
             metadata["hermes"]["left_out"] = self._left_out
@@ -196,8 +203,9 @@ class HermesKernel(IPythonKernel):
 
     def should_handle(self, stream: Any, msg: dict[str, Any], idents: Any) -> bool:
         """Abort the queued cells of a stranger whose cell has failed, and nobody else's."""
-        session = msg["header"].get("session")
-        if msg["header"]["msg_type"] == "execute_request" and session in self._aborting_sessions:
+        failed_at = self._failed_at.get(msg["header"].get("session"))
+        is_cell = msg["header"]["msg_type"] == "execute_request"
+        if is_cell and failed_at is not None and _sent_at(msg) <= failed_at:
             self._send_abort_reply(stream, msg, idents)
             return False
         return bool(super().should_handle(stream, msg, idents))
@@ -207,9 +215,14 @@ class HermesKernel(IPythonKernel):
             super()._abort_queues(subshell_id)
             return
         session = self.get_parent("shell")["header"].get("session")
-        self._aborting_sessions.add(session)
-        # As long as what had been sent by now takes to be looked at.
-        self.io_loop.call_later(ABORT_TIME, lambda: self._aborting_sessions.discard(session))
+        failed_at = self._failed_at[session] = self._cell_ended_at
+
+        def forget() -> None:
+            if self._failed_at.get(session) == failed_at:
+                del self._failed_at[session]
+
+        # As long as what had been sent by then takes to be looked at.
+        self.io_loop.call_later(ABORT_TIME, forget)
 
     def _refuse(self, stream: Any, ident: Any, parent: dict[str, Any], reply: str, **content: Any) -> bool:
         """Answer a stranger with an error; return whether it was one."""
@@ -257,6 +270,12 @@ class HermesKernel(IPythonKernel):
             self._wake_reader.recv(4096)
         except BlockingIOError:  # somebody has read it already
             pass
+
+
+def _sent_at(msg: dict[str, Any]) -> float:
+    """Return when a message was sent, in seconds since the epoch by its sender's clock; 0 if it is not said."""
+    date = msg["header"].get("date")
+    return date.timestamp() if isinstance(date, datetime) else 0.0
 
 
 def _broken_report(error: Exception, execution_count: int | None) -> dict[str, Any]:

@@ -49,3 +49,12 @@ def test_only_the_beginning_is_looked_at_and_a_cell_without_tools_is_told_so() -
         hint_for(error("ImportError", "cannot import name 'f' from 'hermes_tools'"))
         == "This cell was given no tools."
     )
+
+
+def test_workers_that_cannot_find_a_function_of_the_cell_have_a_hint_also_without_an_error() -> None:
+    stderr = "Traceback ...\nAttributeError: Can't get attribute 'square' on <module '__main__' (built-in)>\n"
+    for failed in (None, error("BrokenProcessPool", "a child process terminated abruptly")):
+        hint = hint_for(failed, (), stderr) or ""
+        assert "'square'" in hint
+        assert "get_context('fork')" in hint
+    assert hint_for(None, (), "Can't get attribute 'x' on <module 'other'>") is None

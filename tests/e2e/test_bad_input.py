@@ -4,8 +4,10 @@ import os
 import shlex
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ import pytest
 from hermes_kernel import (
     UNSET,
     BlockingRegistry,
+    CellResult,
     CellStatus,
     ConfigError,
     HermesKernelError,
@@ -252,6 +255,104 @@ def test_a_switch_that_is_no_boolean_is_refused(make_registry: REGISTRY) -> None
             make_registry(allow_magics=value)
 
 
+@pytest.mark.parametrize("name", ["reset", "pinned"])
+def test_a_switch_of_a_call_that_is_no_boolean_is_refused(registry: BlockingRegistry, name: str) -> None:
+    for value in ("yes", "no", "", 0, 1, None, []):
+        with refused(name, repr(value), by=registry):
+            registry.execute("1", owner="a", **{name: value})
+    works(registry)
+
+
+def test_a_value_that_no_variable_can_have_is_refused_by_its_name(make_registry: REGISTRY) -> None:
+    for value in ("a\0b", "a\ud800b", 3, b"x", ["x"]):
+        registry = make_registry(env_passthrough=["MY_X"], resolve_env=lambda *_, value=value: value)
+        with refused("resolve_env", "MY_X", by=registry):
+            registry.execute("1", owner="a")
+    for value in ("", "new\nline", "=", "é", os.fsdecode(b"\xff")):
+        registry = make_registry(env_passthrough=["MY_X"], resolve_env=lambda *_, value=value: value)
+        assert registry.execute("import os; os.environ['MY_X']", owner="a").value == repr(value)
+        registry.close()
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_value_that_is_too_long_for_a_new_program_hurts_nobody_else(
+    make_registry: REGISTRY, method: str
+) -> None:
+    length = 1
+    registry = make_registry(
+        limits=Limits(start_method=method), env_passthrough=["MY_X"], resolve_env=lambda *_: "x" * length
+    )
+    assert registry.execute("z = 1", owner="b").status is CellStatus.OK
+    length = 200_000
+    code = "import os; len(os.environ['MY_X'])"
+    if method == "fork":
+        assert registry.execute(code, owner="a").value == "200000"
+    else:
+        with refused("Argument list too long", kind=KernelStartError):
+            registry.execute(code, owner="a")
+    assert registry.execute("z", owner="b").value == "1"
+
+
+ENVIRONMENTS: dict[str, dict[str, str | None]] = {
+    "no home": {"HOME": None},
+    "no locale": {"LANG": None, "LC_ALL": None, "LC_CTYPE": None},
+    "the plainest locale": {"LANG": "C", "LC_ALL": "C"},
+    "no such locale": {"LANG": "xx_YY.nonsense", "LC_ALL": "xx_YY.nonsense"},
+    "another encoding": {"PYTHONIOENCODING": "ascii:strict", "PYTHONUTF8": "0"},
+    "no such temporary directory": {"TMPDIR": "/no/such"},
+    "a temporary directory that cannot be written": {"TMPDIR": "/proc"},
+    "a temporary directory with a long name": {"TMPDIR": "/tmp/" + "x" * 200},
+    "no path": {"PATH": None},
+    "no such time zone": {"TZ": "!nonsense"},
+    "places that cannot be written": {
+        "XDG_CACHE_HOME": "/proc/x", "XDG_CONFIG_HOME": "/proc/x", "IPYTHONDIR": "/proc/x",
+        "JUPYTER_RUNTIME_DIR": "/proc/x", "JUPYTER_CONFIG_DIR": "/proc/x",
+    },
+    "what leads programs astray": {
+        "PYTHONHOME": "/no", "PYTHONSTARTUP": "/no", "PYTHONPATH": "/no/such:" + os.fsdecode(b"\xff"),
+        "LD_LIBRARY_PATH": "/no",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("changed", ENVIRONMENTS.values(), ids=ENVIRONMENTS)
+def test_a_kernel_starts_and_prints_whatever_the_hosts_environment_lacks_or_says(
+    make_registry: REGISTRY, monkeypatch: pytest.MonkeyPatch, changed: dict[str, str | None], method: str
+) -> None:
+    for name, value in changed.items():
+        if value is None:
+            monkeypatch.delenv(name, raising=False)
+        else:
+            monkeypatch.setenv(name, value)
+    registry = make_registry(limits=Limits(start_method=method, spare_kernels=0))
+    code = "import os, tempfile; print('é€😀'); os.access(tempfile.gettempdir(), os.W_OK)"
+    result = registry.execute(code, owner="a", timeout=30)
+    assert (result.status, result.stdout, result.value) == (CellStatus.OK, "é€😀\n", "True"), result.text
+
+
+def test_a_predicate_that_takes_its_time_costs_its_own_call_that_time_and_no_more(
+    registry: BlockingRegistry,
+) -> None:
+    works(registry)
+    over, asked = threading.Event(), threading.Event()
+
+    def slow() -> bool:
+        asked.set()
+        over.wait(30)
+        return False
+
+    def call() -> CellResult:
+        return registry.execute("'done'", owner="a", interrupted=slow)
+
+    with ThreadPoolExecutor(1) as pool:
+        held = pool.submit(call)
+        assert asked.wait(30)
+        assert registry.execute("'other'", owner="b", timeout=10).value == "'other'"
+        over.set()
+        assert held.result(30).value == "'done'"
+
+
 def test_a_predicate_that_raises_hurts_its_own_call_alone(registry: BlockingRegistry) -> None:
     works(registry)
     started = time.monotonic()
@@ -426,6 +527,9 @@ def test_a_working_directory_with_modules_of_the_users_own_breaks_nothing(
         "sitecustomize",
         "ipykernel",
         "hermes_kernel",
+        "ipython_config",
+        "ipython_kernel_config",
+        "jupyter_config",
         "asyncio",
         "traitlets",
     ):

@@ -24,6 +24,7 @@ DEAF = {
 BUSY = {
     "holds the GIL": "ctypes.PyDLL(None).sleep(600)",
     "busy": "while True: pass",
+    "regular expression": "re.match('(a+)+$', 'a' * 64 + 'b')",
     "await": "await asyncio.sleep(60)",
     "swallows": DEAF["swallows in sleep"],
 }
@@ -58,6 +59,12 @@ HEEDFUL = {
     "child": "subprocess.run(['sleep', '60'])",
     "lock": "threading.Event().wait(60)",
     "finally": "try: time.sleep(60)\nfinally: print('cleaned')",
+    "a handler that raises": (
+        "def fail(*_): raise OSError('no')\nsignal.signal(signal.SIGINT, fail)\ntime.sleep(60)"
+    ),
+    "the main thread masks it": (
+        "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})\nwhile True: time.sleep(0.2)"
+    ),  # for good: the last one
 }
 
 

@@ -237,6 +237,7 @@ ODD = {
     "nan": "float('nan')",
     "infinity": "print(float('inf')); -float('inf')",
     "nan in json data": "from IPython.display import JSON; JSON({'x': float('nan')})",
+    "odd json data": "from IPython.display import JSON; JSON({'x': [-0.0, 1e999, -1e999, 10**400]})",
     "invalid utf-8": "import os; os.write(1, bytes(range(256))); os.write(2, bytes(range(256))); None",
     "line separators": "print('a\\u2028b\\u2029c\\x85d\\ufeff\\ufffe\\uffff')",
     "beyond the plane": "print('\\U0010ffff' * 100)",

@@ -70,6 +70,7 @@ def test_a_line_of_a_million_characters(registry: BlockingRegistry, end: str) ->
 def test_two_hundred_thousand_lines(registry: BlockingRegistry) -> None:
     result = registry.execute("for i in range(200000): print(i)", owner="a", timeout=20)
     assert result.status is OK
+    assert result.duration < 10
     whole = "".join(f"{n}\n" for n in range(200_000))
     cut_rightly(result, len(whole))
     assert result.text.startswith("0\n1\n2\n")
@@ -77,6 +78,36 @@ def test_two_hundred_thousand_lines(registry: BlockingRegistry) -> None:
     assert spilled(result) == whole
     again = registry.execute("for i in range(200000): print(i)", owner="a", timeout=20)
     assert again.truncation.spill_path == result.truncation.spill_path
+
+
+def test_a_million_lines_and_more_than_a_million_characters_are_counted_to_the_last(
+    registry: BlockingRegistry,
+) -> None:
+    lines = registry.execute("print('\\n'.join(map(str, range(1_000_000))))", owner="a", timeout=60)
+    cut_rightly(lines, 6_888_890)
+    assert lines.text.startswith("0\n1\n2\n")
+    assert lines.text.rstrip().endswith("\n999999")
+    wide = registry.execute("print('w' * 1_500_000)", owner="a", timeout=60)
+    cut_rightly(wide, 1_500_001)
+    assert len(spilled(wide)) == 1_500_001
+    still_answers(registry)
+
+
+def test_a_file_of_what_was_cut_is_masked_and_outlives_its_kernel_and_its_registry(
+    make_registry: MakeRegistry, spill: Path
+) -> None:
+    registry = make_registry(limits=Limits(spill_dir=str(spill)))
+    code = f"print({GITHUB!r}); print('x' * 1_200_000); print('end')"
+    result = registry.execute(code, owner="a", timeout=20)
+    assert GITHUB not in result.to_json()
+    registry.execute("import os; os._exit(1)", owner="a")
+    registry.close_owner("a")
+    registry.close()
+    kept = spilled(result)
+    assert GITHUB not in kept
+    assert kept.startswith(GITHUB[:3])
+    assert kept.endswith("xxx\nend\n")
+    assert kept.count("x") >= 1_200_000
 
 
 def test_a_file_that_cannot_hold_all_says_how_much_it_holds(make_registry: MakeRegistry, spill: Path) -> None:
@@ -154,6 +185,15 @@ def test_a_bar_of_progress_is_its_last_frame(registry: BlockingRegistry) -> None
     assert long.text == "  99999 of 100000"
     assert (long.truncation.truncated, long.truncation.spill_path) == (False, None)
     assert json.loads(long.to_json())["stdout_truncated"] is False
+
+
+def test_what_was_cleared_or_updated_is_not_read(registry: BlockingRegistry) -> None:
+    code = (
+        "from IPython.display import display, clear_output\n"
+        "h = display('one', display_id=True); h.update('two'); print('gone'){}; print('kept')"
+    )
+    assert registry.execute(code.format("; clear_output()"), owner="a").text == "kept\n"
+    assert registry.execute(code.format(""), owner="a").text == "'two'\ngone\nkept\n"
 
 
 def test_what_a_terminal_obeys_is_not_read(registry: BlockingRegistry) -> None:
@@ -268,10 +308,12 @@ def test_a_secret_of_the_host_is_in_no_part_of_a_result(
             f"from IPython.display import display, HTML, JSON; s = ''.join({parts!r}); "
             "display(HTML(f'<b>{s}</b>'), JSON({'k': s}), s)",
             f"import os; os.write(2, {secret!r}.encode()); os._exit(1)",
+            f"import os\nfor s in {parts!r}: os.write(2, b'\\x1b[1m' + s.encode())\nos._exit(1)",
         ]
         for code in ways:
             events: list[CellEvent] = []
             result = registry.execute(code, owner="a", on_event=events.append)
+            assert "\x1b" not in result.text + result.to_dict().get("error", ""), code
             everything = [result.to_json(), json.dumps(result.to_notebook_outputs()), repr(result)]
             if "sys.stderr.write(s[1])" not in code:
                 everything.append(repr(events))

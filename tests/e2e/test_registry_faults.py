@@ -231,6 +231,33 @@ def test_an_owner_that_eight_threads_close_loses_its_kernel_once(
     assert still_answers(registry).kernel.lost is Loss.CLOSED
 
 
+def test_callers_that_give_up_while_their_owner_is_closed_are_told_one_thing(
+    registry: BlockingRegistry, tmp_path: Path
+) -> None:
+    for attempt in range(10):
+        stop = threading.Event()
+        cell = HeldCell(made(tmp_path / str(attempt)))
+        with callers(registry, 4) as pool:
+            running = pool.submit(registry.execute, cell.code, owner="a", interrupted=stop.is_set)
+            cell.wait_until_it_runs()
+            start = threading.Barrier(3)
+            closings = [
+                pool.submit(lambda start=start: (start.wait(), registry.close_owner("a"))) for _ in "ab"
+            ]
+            start.wait()
+            stop.set()
+            result = running.result(10)
+            for closing in closings:
+                closing.result(10)
+        assert (result.status, result.ran, result.kernel.ended) == (CellStatus.INTERRUPTED, True, True)
+        assert still_answers(registry).kernel.lost in (Loss.CLOSED, Loss.INTERRUPTED)
+
+
+def made(directory: Path) -> Path:
+    directory.mkdir()
+    return directory
+
+
 def test_closing_is_as_quick_and_as_honest_with_a_grace(make_registry: Make, tmp_path: Path) -> None:
     """The grace is for a cell that is cut by its caller or its time; a closed kernel ends now."""
     registry = make_registry(limits=Limits(interrupt_grace=20))
@@ -406,13 +433,16 @@ def test_a_forked_child_that_exits_normally_or_closes_the_registry_leaves_the_ke
     assert pid_of(registry, "a") == pid
 
 
-def host(script: str) -> "subprocess.CompletedProcess[str]":
-    """Run a host program of its own to its end, and see from here that it leaves nothing."""
+def host(script: str, *, closed: str = "") -> "subprocess.CompletedProcess[str]":
+    """Run a host program of its own to its end, and see from here that it leaves nothing.
+
+    *closed*: what a shell is told to close before.
+    """
     lines = "import os, signal, sys, threading, time\nfrom hermes_kernel import *\n" + textwrap.dedent(script)
     runtime = Path(tempfile.mkdtemp(prefix="hkh-"))
     try:
         done = subprocess.run(
-            [sys.executable, "-c", lines],
+            ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", lines],
             env={**os.environ, "XDG_RUNTIME_DIR": str(runtime)},
             capture_output=True,
             text=True,
@@ -487,6 +517,29 @@ def test_an_asyncio_host_that_ends_its_loop_mid_cell_ends_quietly(leaves_nothing
         """
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("closed", ["<&- >&- 2>&-", "<&-", ">&-", "2>&-"])
+def test_a_host_without_standard_streams_has_kernels_that_have_their_own(
+    leaves_nothing: None, tmp_path: Path, closed: str
+) -> None:
+    """No descriptor of ours may land where a standard stream belongs."""
+    code = (
+        "import os, subprocess; print('printed'); os.write(2, b'raw'); subprocess.run(['echo', 'child']); "
+        "[os.readlink(f'/proc/self/fd/{n}').partition(':')[0] for n in (0, 1, 2)]"
+    )
+    script = f"""
+        with BlockingRegistry() as r:
+            seen = r.execute({code!r}, owner='a')
+            cut = r.execute('import time; time.sleep(60)', owner='a', timeout=0.3)
+            after = r.execute('6 * 7', owner='a')
+        with open({str(tmp_path / "told")!r}, 'w') as told:
+            print(seen.stdout, seen.stderr, seen.value, cut.status.value, after.value, file=told)
+        """
+    done = host(script, closed=closed)
+    assert done.returncode == 0
+    told = "printed\nchild\n raw ['/dev/null', 'pipe', 'pipe'] timed_out 42\n"
+    assert (tmp_path / "told").read_text() == told
 
 
 def test_a_host_that_forks_and_exits_in_the_child_keeps_its_kernels(leaves_nothing: None) -> None:

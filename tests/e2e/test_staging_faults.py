@@ -32,6 +32,7 @@ from .hosts import (
     family,
     files_of,
     host,
+    in_its_own_world,
     new_runtime,
     processes_of,
 )
@@ -40,11 +41,6 @@ from .test_registry import Make
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
 
-# A host in a pid namespace of its own, not as the first process there.
-IN_ITS_OWN_WORLD = (
-    "unshare", "--pid", "--fork", "--kill-child", "--mount-proc",
-    "sh", "-c", 'exec 3<&0; "$@" <&3 & wait $!', "sh"
-)  # fmt: skip
 ANOTHER_USER = 54_323
 DAY = 86_400
 
@@ -317,7 +313,7 @@ def test_numbers_in_the_record_of_a_dead_kernel_are_never_signalled(place: Path)
 @NEEDS_ROOT
 def test_a_record_with_the_mark_of_somebody_who_lives_ends_nobody() -> None:
     """In a pid namespace of the host's own: others of this user could be ended, too."""
-    with host(SPARE, before=IN_ITS_OWN_WORLD) as one:
+    with host(SPARE, before=in_its_own_world()) as one:
         assert one.cell("x = 1")["status"] == "ok"
         line = one.tell("line")
         for name, pid in line.items():
@@ -577,7 +573,7 @@ def test_on_a_disk_that_cannot_be_written_any_more_a_start_is_a_clear_error() ->
 @NEEDS_ROOT
 def test_whoever_has_the_number_of_one_that_has_died_is_not_taken_for_it() -> None:
     """In a pid namespace of the host's own, where one can choose the number of the next process."""
-    with host(FORK, before=IN_ITS_OWN_WORLD) as one:
+    with host(FORK, before=in_its_own_world()) as one:
         taken = []
         for who in ("kernel", "warden", "zygote"):
             assert one.cell("1")["status"] == "ok"

@@ -206,6 +206,39 @@ def test_the_owners_secret_stands_in_the_private_file_alone(owned: BlockingRegis
     assert secret not in json.dumps(manager.get_connection_info(), default=str)
 
 
+@pytest.mark.parametrize("event", ["pre_run_cell", "post_run_cell", "pre_execute", "post_execute"])
+def test_what_ipython_says_of_a_cell_when_a_callback_fails_holds_nothing_of_the_owners(
+    owned: BlockingRegistry, event: str
+) -> None:
+    (info,) = owned.kernels()
+    assert info.connection_file is not None
+    secrets = json.loads(Path(info.connection_file).read_text())["hermes"]
+    owned.execute(f"get_ipython().events.register({event!r}, lambda *a: 1/0)", owner="a")
+    result = owned.execute("x", owner="a", tools={"tool": lambda: 1})
+    assert (result.value, "Error in callback" in result.text) == ("41", True)
+    for name in ("owner_secret", "bridge_token", "tell_start", "endpoint"):
+        assert name not in result.to_json()
+        assert str(secrets.get(name, name)) not in result.to_json()
+
+
+def test_a_client_that_goes_away_in_the_middle_of_its_cell_keeps_nobody_else_from_the_kernel(
+    owned: BlockingRegistry, tmp_path: Path
+) -> None:
+    begun, go_on = tmp_path / "begun", tmp_path / "go on"
+    for fifo in (begun, go_on):
+        _fifo(fifo)
+    stranger = Stranger(owned, tmp_path)
+    stranger.client.execute(
+        f"print('lost'); open({str(begun)!r}, 'w').close(); open({str(go_on)!r}).read(); y = 'done'"
+    )
+    begun.read_bytes()
+    stranger.close()
+    go_on.write_bytes(b"")
+    result = owned.execute("x, y", owner="a", timeout=30)
+    assert (result.value, result.stdout) == ("(41, 'done')", "")
+    assert owned.execute("x", owner="a").value == "41"
+
+
 def test_a_client_of_the_registrys_own_manager_is_an_owner(owned: BlockingRegistry) -> None:
     manager = owned.manager("a")
     assert manager is not None

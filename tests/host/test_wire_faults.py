@@ -339,6 +339,31 @@ def test_what_is_shown_may_be_nested_as_deep_as_can_be_read(scripted: Run, mime:
     survives(scripted, amid(noise))
 
 
+ODD_JSON = {
+    "no numbers": b'{"data":{"text/plain":"shown","application/json":[NaN,Infinity,-Infinity]}}',
+    "too large": b'{"data":{"text/plain":"shown","application/json":[1e999,-1e999]},"metadata":{"x":1e400}}',
+    "minus zero": b'{"data":{"text/plain":"shown","application/json":[-0.0]},"metadata":{}}',
+    "keys that come twice": b'{"data":7,"data":{"text/plain":"LIE","text/plain":"shown"},"metadata":{}}',
+}
+
+
+@pytest.mark.parametrize("content", ODD_JSON.values(), ids=ODD_JSON)
+def test_odd_json_is_read_as_python_does_and_told_as_strict_json(scripted: Run, content: bytes) -> None:
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    def script(kernel: FakeKernel, request: Request) -> None:
+        kernel.busy(request)
+        kernel.raw("iopub", request, *kernel.frames(request, "display_data", content=content))
+        kernel.stream(request, "first")
+        kernel.reply(request)
+        kernel.idle(request)
+
+    result = survives(scripted, script)
+    assert result.text == "shown\nfirst"
+    json.loads(result.to_json(), parse_constant=refuse)
+
+
 # Whose answer it is
 
 
