@@ -65,7 +65,13 @@ def test_variables_are_shown_in_columns(exposed: BlockingRegistry) -> None:
 
 @pytest.mark.parametrize(
     ("size", "shown"),
-    [("10**5", "98 KiB"), ("4 * 10**6", "4 MiB"), ("5 * 2**29", "2 GiB"), ("2**44", "16384 GiB")],
+    [
+        ("0", "0 B"),
+        ("10**5", "98 KiB"),
+        ("4 * 10**6", "4 MiB"),
+        ("5 * 2**29", "2 GiB"),
+        ("2**44", "16384 GiB"),
+    ],
 )
 def test_sizes_are_in_units_that_are_easy_to_read(exposed: BlockingRegistry, size: str, shown: str) -> None:
     numpy = pytest.importorskip("numpy")
