@@ -9,6 +9,7 @@ import re
 import select
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -1036,6 +1037,29 @@ def test_where_namespaces_are_denied_a_kernel_that_needs_one_does_not_start_and_
         assert info["isolation"] == "none"
         assert "isolation 'namespace' is not available here" in info["degraded"]
         assert "Operation not permitted" in info["degraded"]
+
+
+@NEEDS_NAMESPACES
+@pytest.mark.parametrize("required", [False, True])
+def test_where_namespaces_are_denied_from_now_on_the_next_kernel_says_so_and_the_last_one_lives_on(
+    leaves_nothing: None, required: bool
+) -> None:
+    with host({**NAMESPACE, "require_isolation": required}, before=("unshare", "-Ur")) as one:
+        assert one.cell("x = 1")["status"] == "ok"
+        enter = ["nsenter", "-t", str(one.pid), "-U", "--preserve-credentials"]
+        deny = "echo 0 > /proc/sys/user/max_user_namespaces"
+        subprocess.run([*enter, "sh", "-c", deny], check=True)
+        answer = one.cell("6 * 7", owner="b")
+        if required:
+            assert answer["raised"] == "KernelStartError"
+            assert "isolation 'namespace' is not available here" in answer["text"]
+        else:
+            assert answer["value"] == "42"
+            levels = {info["owner"]: (info["isolation"], info["degraded"]) for info in one.tell("kernels")}
+            assert levels["a"] == ("namespace", None)
+            assert levels["b"][0] == "none"
+            assert "isolation 'namespace' is not available here" in levels["b"][1]
+        assert one.cell("x")["value"] == "1"
 
 
 def kernels_in(runtime: Path) -> list[Path]:
