@@ -273,7 +273,7 @@ class HermesKernel(IPythonKernel):
 
 
 def _sent_at(msg: dict[str, Any]) -> float:
-    """Return when a message was sent, in seconds since the epoch by its sender's clock; 0 if it is not said."""
+    """Return when a message was sent, by its sender's clock, in seconds; 0 if it is not said."""
     date = msg["header"].get("date")
     return date.timestamp() if isinstance(date, datetime) else 0.0
 

@@ -144,12 +144,12 @@ class LocalLauncher:
         kernel = self._kernels.get(handle)
         if kernel is None:
             return Ended.CLEAN
+        withdraw(kernel.published)
         await kernel.tree.end(timeout=timeout)
         await asyncio.wait({kernel.gone, kernel.exited}, timeout=SWEEP_TIMEOUT)
         if not (kernel.gone.done() and kernel.exited.done()):
             return Ended.NOT_CLEAN
         if self._forget(handle, kernel.exited.result()):
-            withdraw(kernel.published)
             await self._remove(kernel.staging)
         if asyncio.get_running_loop().time() - self._swept_at > SWEEP_INTERVAL:
             self._in_background(sweep)

@@ -8,6 +8,7 @@ interrupt what is the owner's.
 import json
 import logging
 import os
+import re
 import secrets
 import stat
 import sys
@@ -26,6 +27,7 @@ DIRECTORY = "external_kernels"
 """What jupyter_server calls the directory by default, in its runtime directory."""
 
 _PREFIX, _SUFFIX = "hermes-", ".json"
+_HALF = 4  # random bytes in the name of a file that is being written
 _MAX_SIZE = 16 * 1024
 _log = logging.getLogger(__name__)
 
@@ -49,7 +51,7 @@ def publish(path: Path, info: Mapping[str, Any]) -> None:
     path.parent.mkdir(mode=0o700, exist_ok=True)
     _check_own(path.parent)
     # Not beside it: a front end takes every file of that directory for a kernel.
-    beside = path.parent.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    beside = path.parent.with_name(f".{path.name}.{secrets.token_hex(_HALF)}")
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | SAFELY, 0o600)
     try:
         with open(descriptor, "w", encoding="utf-8") as file:
@@ -70,17 +72,38 @@ def withdraw(path: Path | None) -> None:
         _log.warning("%s is not removed: %s", path, error)
 
 
+def withdraw_halves(name: str, record: Mapping[str, Any]) -> None:
+    """Remove what a host that was killed while it published a kernel has left of that."""
+    path = _place_in(name, record)
+    if path is None:
+        return
+    half = re.compile(re.escape(f".{path.name}.") + f"[0-9a-f]{{{2 * _HALF}}}")
+    try:
+        found = [entry for entry in path.parent.parent.iterdir() if half.fullmatch(entry.name)]
+        for entry in found:
+            if stat.S_ISREG(entry.lstat().st_mode):
+                entry.unlink()
+    except OSError as error:
+        _log.info("nothing is removed beside %s: %s", path.parent, error)
+
+
+def _place_in(name: str, record: Mapping[str, Any]) -> Path | None:
+    """Return where a record says that a kernel is published, None if that cannot be."""
+    given = record.get("published")
+    if not isinstance(given, str) or not os.path.isabs(given) or "\0" in given:
+        return None
+    path = Path(given)
+    return path if path == place_of(path.parent, name) and path.parent.name == DIRECTORY else None
+
+
 def published_of(name: str, record: Mapping[str, Any]) -> Path | None:
     """Return the published file of the kernel whose private directory has this *name*, None if it has none.
 
     The record is a file that its cells could write: only a file with the name that it must have counts, and
     only if it is what ``publish`` writes.
     """
-    given = record.get("published")
-    if not isinstance(given, str) or not os.path.isabs(given) or "\0" in given:
-        return None
-    path = Path(given)
-    if path != place_of(path.parent, name) or path.parent.name != DIRECTORY:
+    path = _place_in(name, record)
+    if path is None:
         return None
     try:
         descriptor = os.open(path, os.O_RDONLY | SAFELY)

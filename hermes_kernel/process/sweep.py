@@ -7,7 +7,7 @@ import re
 from . import lease
 from .lease import Lease
 from .marked import end_marked
-from .published import published_of, withdraw
+from .published import published_of, withdraw, withdraw_halves
 from .staging import (
     StagingError,
     directories_of,
@@ -45,7 +45,9 @@ def sweep() -> int:
     for one, record in records.items():
         remains = set_aside(directories_of(one.path))
         remove_sockets(one.path, record)
-        withdraw(published_of(one.path.with_suffix("").name, record))
+        name = one.path.with_suffix("").name
+        withdraw(published_of(name, record))
+        withdraw_halves(name, record)
         if all_ended:
             one.remove()
         else:

@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ class FrontEnd:
             "msg_type": message_type,
             "session": "test",
             "username": "test",
-            "date": "2026-01-01T00:00:00Z",
+            "date": datetime.now(UTC).isoformat(),
             "version": "5.3",
         }
         message = {

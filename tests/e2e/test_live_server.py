@@ -204,7 +204,6 @@ def test_a_persons_exit_leaves_the_session_as_it_is(
         person.run(leave)
 
 
-@pytest.mark.xfail(reason="cells that come within 0.1 s after a stranger's failed one are aborted, too")
 def test_a_cell_that_a_person_sends_after_the_reply_to_a_failed_one_runs(person: FrontEnd) -> None:
     for _ in range(5):
         assert person.run("1 / 0").ended_with == "ZeroDivisionError"

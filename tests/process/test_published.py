@@ -15,6 +15,7 @@ from hermes_kernel.process.published import (
     publish_dir,
     published_of,
     withdraw,
+    withdraw_halves,
 )
 from hermes_kernel.process.sessions import live_sessions
 from hermes_kernel.process.staging import Staging
@@ -406,3 +407,24 @@ def test_a_live_session_says_where_it_is_published(place: Path) -> None:
     finally:
         made.lease.close()
         made.remove()
+
+
+def test_what_a_host_that_was_killed_while_it_published_has_left_is_removed(tmp_path: Path) -> None:
+    directory = tmp_path / DIRECTORY
+    directory.mkdir(mode=0o700)
+    record = {"published": str(place_of(directory, "k1"))}
+    half = tmp_path / ".hermes-k1.json.0123abcd"
+    others = [
+        tmp_path / name for name in (".hermes-k2.json.0123abcd", ".hermes-k1.json.0123abcde", "note.txt")
+    ]
+    for file in (half, *others):
+        file.write_text("{}")
+    linked = tmp_path / ".hermes-k1.json.89abcdef"
+    linked.symlink_to(others[-1])
+    withdraw_halves("k1", record)
+    assert not half.exists()
+    assert all(file.exists() for file in others)
+    assert linked.is_symlink()
+    withdraw_halves("k2", record)
+    withdraw_halves("k1", {})
+    assert others[0].exists()
