@@ -247,3 +247,22 @@ def test_what_a_failed_cell_holds_open_is_held_until_a_reset(
     freed = registry.execute(write, owner="a", reset=True)
     assert (freed.value, freed.kernel.lost) == ("'written'", Loss.RESET)
     assert registry.execute(write, owner="b").value == "'written'"
+
+
+def test_a_callback_of_the_bootstrap_can_close_what_a_failed_cell_has_left(
+    make_registry: Make, tmp_path: Path
+) -> None:
+    bootstrap = """
+import sqlite3
+def close(*_):
+    for thing in list(globals().values()):
+        if isinstance(thing, sqlite3.Connection): thing.close()
+get_ipython().events.register('post_run_cell', close)
+"""
+    registry = make_registry(bootstrap=bootstrap)
+    connect = f"c = sqlite3.connect({os.fspath(tmp_path / 'database')!r}, timeout=0); c.execute"
+    assert registry.execute(f"{connect}('create table t (n)')", owner="a").status is CellStatus.OK
+    failed = registry.execute(f"{connect}('begin immediate'); 1 / 0", owner="a")
+    assert failed.status is CellStatus.ERROR
+    after = registry.execute(f"d{connect[1:].replace('c.e', 'd.e')}('begin immediate'); 'free'", owner="a")
+    assert (after.value, after.kernel.reused) == ("'free'", True), after.text

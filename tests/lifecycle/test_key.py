@@ -61,6 +61,12 @@ def test_a_child_is_not_the_session_that_spells_it_out() -> None:
     assert Owner("a", child="c") != Owner("a::child::c")
 
 
+@pytest.mark.parametrize("other", ["e\u0301", "É", " é", "é ", "é\0", "é\u200b"], ids=ascii)
+def test_names_that_only_look_alike_are_different_owners(other: str) -> None:
+    assert Owner(other) != Owner("é")
+    assert Owner.of(other).session == other
+
+
 @pytest.mark.parametrize(
     "other",
     [
