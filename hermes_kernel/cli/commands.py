@@ -7,6 +7,7 @@ import click
 
 from .. import __version__
 from ..errors import HermesKernelError, KernelStartError
+from .config import config
 from .doctor import doctor
 from .interruption import exit_code_of_interrupt
 from .people import attach, lab, variables
@@ -52,6 +53,7 @@ def main() -> None:
 
 main.add_command(run)
 main.add_command(replay)
+main.add_command(config)
 main.add_command(doctor)
 main.add_command(spec)
 main.add_command(ps)

@@ -1,0 +1,229 @@
+"""What is set outside of the program: by variables and files, below what is said as an argument.
+
+Arguments, then ``HERMES_KERNEL_<NAME>`` in the environment, then a file, then the defaults. The file is the
+one that ``HERMES_KERNEL_CONFIG`` names, else ``hermes-kernel.toml``, or the table ``[tool.hermes-kernel]`` of
+``pyproject.toml``, in the working directory or the nearest directory above it.
+"""
+
+import difflib
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from ..cell.transcript import Transcript
+from ..errors import ConfigError
+from ..limits import Limits
+from .options import CallArguments, RegistryArguments
+
+PREFIX = "HERMES_KERNEL_"
+FILE_VARIABLE = f"{PREFIX}CONFIG"
+OWN_VARIABLES = frozenset({FILE_VARIABLE, f"{PREFIX}PLAIN", f"{PREFIX}COOKIE"})
+"""Variables with the prefix that are no settings."""
+
+FILE = "hermes-kernel.toml"
+PROJECT_FILE, TABLE = "pyproject.toml", "hermes-kernel"
+
+_LIMITS: dict[str, Any] = {field.name: field.default for field in fields(Limits)}
+_OTHERS: dict[str, Any] = {
+    "env_passthrough": (),
+    "allow_magics": True,
+    "expose": False,
+    "transcript": None,
+    "record_tools": False,
+    "bootstrap": None,
+    "socket_dir": None,
+    "python": None,
+    "cwd": None,
+}
+DEFAULTS: Mapping[str, Any] = MappingProxyType({**_LIMITS, **_OTHERS})
+"""Each setting and its default: the fields of ``Limits``, what a registry takes, ``python`` and ``cwd``."""
+
+_SWITCHES = frozenset(name for name, default in DEFAULTS.items() if isinstance(default, bool))
+_NUMBERS = frozenset(
+    name
+    for name, default in _LIMITS.items()
+    if name in ("queue_timeout", "memory_limit") or type(default) in (int, float)
+)
+_NONE = frozenset({"none", "null", ""})
+_YES, _NO = frozenset({"1", "true", "yes", "on"}), frozenset({"0", "false", "no", "off"})
+_NONE_IS_A_WORD = frozenset({"isolation"})  # where "none" says something
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A value, and where it comes from."""
+
+    value: Any
+    source: str = "default"
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """Every setting with its value and its source."""
+
+    settings: Mapping[str, Setting]
+
+    @classmethod
+    def load(cls, environ: Mapping[str, str], directory: Path) -> "Configuration":
+        """Read the settings of an environment, and of the files that count in a directory.
+
+        Raises ConfigError for a name that is no setting, with the nearest one, and for a file or a value that
+        cannot be read.
+        """
+        settings = {name: Setting(default) for name, default in DEFAULTS.items()}
+        file = _file_named(environ) or _file_found(directory)
+        if file is not None:
+            path, values = file
+            for name, value in values.items():
+                _check_name(name, DEFAULTS, f"in {path}")
+                settings[name] = Setting(_from_file(name, value, path), str(path))
+        known = {f"{PREFIX}{name.upper()}": name for name in DEFAULTS}
+        for variable in sorted(environ):
+            if variable.startswith(PREFIX) and variable not in OWN_VARIABLES:
+                _check_name(variable, known, "in the environment")
+                name = known[variable]
+                settings[name] = Setting(_from_text(name, variable, environ[variable]), variable)
+        configuration = cls(MappingProxyType(settings))
+        configuration.limits()  # a value that cannot be is refused here, with its source
+        return configuration
+
+    def with_arguments(self, source: str = "argument", /, **given: Any) -> "Configuration":
+        """Return the configuration with arguments on top of it; None is one that was not given."""
+        settings = dict(self.settings)
+        for name, value in given.items():
+            _check_name(name, DEFAULTS, "among the arguments")
+            if value is not None:
+                settings[name] = Setting(value, source)
+        return replace(self, settings=MappingProxyType(settings))
+
+    def __getitem__(self, name: str) -> Any:
+        return self.settings[name].value
+
+    def limits(self) -> Limits:
+        """Return the Limits; raises ConfigError, which names where a wrong value comes from."""
+        values = {name: self[name] for name in _LIMITS}
+        try:
+            return Limits(**values)
+        except ConfigError as error:
+            sources = [
+                setting.source
+                for name, setting in self.settings.items()
+                if str(error).startswith(f"{name}=") and setting.source != "default"
+            ]
+            raise ConfigError(f"{error} ({sources[0]})" if sources else str(error)) from error
+
+    def registry_arguments(self) -> RegistryArguments:
+        """Return what a registry is made with."""
+        arguments: RegistryArguments = {
+            "limits": self.limits(),
+            "env_passthrough": self["env_passthrough"],
+            "allow_magics": self["allow_magics"],
+            "expose": self["expose"],
+            "bootstrap": self["bootstrap"],
+            "socket_dir": self["socket_dir"],
+        }
+        if self["transcript"] is not None:
+            arguments["transcript"] = Transcript(self["transcript"], self["record_tools"])
+        return arguments
+
+    def call_arguments(self) -> CallArguments:
+        """Return what every call is made with."""
+        return {"python": self["python"], "cwd": self["cwd"]}
+
+
+def _file_named(environ: Mapping[str, str]) -> tuple[Path, Mapping[str, Any]] | None:
+    named = environ.get(FILE_VARIABLE)
+    if not named:
+        return None
+    path = Path(named).expanduser()
+    content = _parsed(path)
+    if content is None:
+        raise ConfigError(f"{FILE_VARIABLE}={named!r}: there is no such file; name one, or unset it")
+    return path, _table(content, path) if path.name == PROJECT_FILE else content
+
+
+def _file_found(directory: Path) -> tuple[Path, Mapping[str, Any]] | None:
+    """Return the settings of the nearest file; a pyproject.toml without our table is none."""
+    for place in (directory, *directory.parents):
+        content = _parsed(place / FILE)
+        if content is not None:
+            return place / FILE, content
+        project = place / PROJECT_FILE
+        try:
+            concerns_us = TABLE in project.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            continue
+        if concerns_us and (content := _parsed(project)) is not None:
+            table = content.get("tool", {}).get(TABLE)
+            if table is not None:
+                return project, _table(content, project)
+    return None
+
+
+def _parsed(path: Path) -> dict[str, Any] | None:
+    """Return the content of a TOML file, None if it is not there; raises ConfigError."""
+    try:
+        with path.open("rb") as file:
+            return tomllib.load(file)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error}; make it readable, or remove it") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}; repair it, or remove it") from error
+
+
+def _table(content: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
+    table = content.get("tool", {}).get(TABLE, {})
+    if not isinstance(table, dict):
+        raise ConfigError(f"tool.{TABLE} in {path} is a {type(table).__name__}; make it a table")
+    return table
+
+
+def _check_name(name: str, known: Mapping[str, Any], where: str) -> None:
+    if name in known:
+        return
+    prefix = PREFIX if name.startswith(PREFIX) else ""  # the same in all: it makes none of them near
+    short = {setting.removeprefix(prefix): setting for setting in known}
+    near = difflib.get_close_matches(name.removeprefix(prefix), list(short), n=1)
+    hint = f"did you mean {short[near[0]]!r}?" if near else "`hermes-kernel config show` shows those there are"
+    raise ConfigError(f"unknown setting {name!r} {where}: {hint}")
+
+
+def _from_file(name: str, value: Any, path: Path) -> Any:
+    """Return a value of a TOML file. TOML has no null: the word "none" says it."""
+    if isinstance(value, str) and value.lower() == "none" and name not in _NONE_IS_A_WORD:
+        return None
+    if name == "env_passthrough":
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise ConfigError(f"{name}={value!r} in {path}: give a list of names")
+        return tuple(value)
+    if name in _SWITCHES and not isinstance(value, bool):
+        raise ConfigError(f"{name}={value!r} in {path}: give true or false")
+    if name not in _LIMITS and name not in _SWITCHES and not isinstance(value, str):
+        raise ConfigError(f"{name}={value!r} in {path}: give a text")
+    return value
+
+
+def _from_text(name: str, variable: str, text: str) -> Any:
+    """Return the value that a variable's text means."""
+    word = text.strip().lower()
+    if name == "env_passthrough":
+        return tuple(part.strip() for part in text.split(",") if part.strip())
+    if name in _SWITCHES:
+        if word not in _YES | _NO:
+            raise ConfigError(f"{variable}={text!r}: give 1 or 0")
+        return word in _YES
+    if word in _NONE and name not in _NONE_IS_A_WORD:
+        return None
+    if name not in _NUMBERS:
+        return text
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    raise ConfigError(f"{variable}={text!r}: give a number")
