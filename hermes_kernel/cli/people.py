@@ -16,13 +16,13 @@ from ..host.cleaning import cleaner_for
 from ..host.variables import read_variables
 from ..process.environment import EnvPolicy
 from ..process.local import environment_now
-from ..process.published import publish_dir
 from .sessions import exposed_session, print_table
 from .spec import SOURCES
 
 ANSWER_TIMEOUT = 5.0  # seconds for a kernel to tell its variables
 EXTRA = 'pip install "hermes-kernel[lab]"'
 LOOPBACK = "127.0.0.1"
+KERNELS = "hermes_kernel.cli.livekernels.LiveKernels"  # by name: it needs JupyterLab's server
 
 _HEADINGS = ("NAME", "TYPE", "SIZE", "VALUE")
 
@@ -68,9 +68,10 @@ def attach(owner: str) -> None:
 def lab(*, port: int, no_browser: bool, root_dir: Path) -> None:
     """Open JupyterLab on this machine, with the live sessions of agents among its running kernels.
 
-    Only sessions whose host was started with expose=True are there, as "Hermes (live session of an agent)".
-    Notebooks and consoles can be attached to them; restart and shutdown leave them as they are. The page is
-    protected by a token of its own.
+    Only sessions whose host was started with expose=True are there, as "Hermes (live session of an agent)"
+    and the start of their kernels' ids, which `hermes-kernel ps` shows, too. Notebooks and consoles can be
+    attached to them. Interrupt ends a cell of one's own, none of the agent's; restart and shutdown leave a
+    session as it is. The page is protected by a token of its own.
 
     Exit codes: 0 ended, 2 JupyterLab is not installed or cannot be started.
     """
@@ -82,7 +83,9 @@ def lab(*, port: int, no_browser: bool, root_dir: Path) -> None:
     os.environ["JUPYTER_PATH"] = os.pathsep.join(
         filter(None, (str(SOURCES.parent), os.environ.get("JUPYTER_PATH")))
     )
-    LabApp.launch_instance(argv=_lab_arguments(port, root_dir, no_browser=no_browser))
+    server = LabApp.initialize_server(argv=_lab_arguments(port, root_dir, no_browser=no_browser))
+    server.identity_provider.token_generated = True  # else it shows the address without the token
+    server.start()
 
 
 @click.command(name="vars", short_help="Show the variables of a live session.")
@@ -114,8 +117,8 @@ def _lab_arguments(port: int, root_dir: Path, *, no_browser: bool) -> Sequence[s
         f"--ServerApp.port={port}",
         f"--ServerApp.root_dir={root_dir.absolute()}",
         f"--IdentityProvider.token={token}",
-        "--ServerApp.allow_external_kernels=True",
-        f"--ServerApp.external_connection_dir={publish_dir()}",
+        f"--ServerApp.kernel_manager_class={KERNELS}",
+        "--ServerApp.allow_external_kernels=False",  # KERNELS finds them
     ]
     return [*arguments, "--no-browser"] if no_browser else arguments
 
