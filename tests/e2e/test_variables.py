@@ -149,16 +149,20 @@ def test_a_cell_that_keeps_the_interpreter_to_itself_is_not_waited_for_longer_th
     os.mkfifo(begun)
     os.mkfifo(go_on)
     code = f"""
-import ctypes, os
-reader = os.open({str(go_on)!r}, os.O_RDWR)
-buffer = ctypes.create_string_buffer(1)
-open({str(begun)!r}, 'w').close()
-ctypes.PyDLL(None).read(reader, buffer, 1)
+import ctypes, os, sys
+reader, writer = (os.open(path, os.O_RDWR) for path in ({str(go_on)!r}, {str(begun)!r}))
+buffer, library, interval = ctypes.create_string_buffer(1), ctypes.PyDLL(None), sys.getswitchinterval()
+read, write = library.read, library.write
+sys.setswitchinterval(1000)  # no other thread comes between the two
+write(writer, b'x', 1)
+read(reader, buffer, 1)
+sys.setswitchinterval(interval)
 """
     results: list[CellResult] = []
     cell = threading.Thread(target=lambda: results.append(registry.execute(code, owner="a", timeout=60)))
     cell.start()
-    begun.read_bytes()
+    with begun.open("rb", buffering=0) as pipe:
+        assert pipe.read(1) == b"x"
     try:
         with pytest.raises(HermesKernelError, match="did not answer within 5 s"):
             registry.variables("a")
