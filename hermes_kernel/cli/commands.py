@@ -10,6 +10,7 @@ from ..errors import HermesKernelError, KernelStartError
 from .config import config
 from .doctor import doctor
 from .interruption import exit_code_of_interrupt
+from .mcp import mcp
 from .people import attach, lab, variables
 from .replay import replay
 from .run import run
@@ -60,6 +61,7 @@ main.add_command(ps)
 main.add_command(kill)
 main.add_command(attach)
 main.add_command(lab)
+main.add_command(mcp)
 main.add_command(variables)
 
 
