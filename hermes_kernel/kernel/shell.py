@@ -15,7 +15,6 @@ from typing import Any
 
 from ipykernel.zmqshell import ZMQInteractiveShell
 from IPython.core import page
-from IPython.core.autocall import ExitAutocall
 from IPython.core.compilerop import CachingCompiler
 from IPython.core.error import UsageError
 from IPython.utils.text import LSString, SList
@@ -50,25 +49,27 @@ class CellCompiler(CachingCompiler):
         return f"<cell {number}>"
 
 
-class EndOfKernel(ExitAutocall):
+class EndOfKernel:
     """``exit`` and ``quit``: raise SystemExit, as they do in any Python.
 
     In a kernel that a stock manager has started, and in the cell of a person who looks in, they do what they
-    do in any Jupyter kernel: they ask the front end to leave.
+    do in any Jupyter kernel: they ask the front end to leave. They are no names of a syntax of their own:
+    ``exit = 3`` is an assignment.
     """
 
-    rewrite = False
+    def __init__(self, shell: "HermesShell") -> None:
+        self._shell = shell
 
     def __call__(self, code: object = None) -> None:
         """End the kernel with *code*."""
-        kernel = self._ip.kernel
+        kernel = self._shell.kernel
         if kernel.has_owner and not kernel.cell_is_foreign:
             raise SystemExit(code)
-        self._ip.keepkernel_on_exit = False if code is None else code
-        self._ip.ask_exit()
+        self._shell.keepkernel_on_exit = bool(code)
+        self._shell.ask_exit()
 
     def _ipython_display_(self) -> None:
-        """``exit`` alone on the last line of a cell: IPython calls it only where it is the only line."""
+        """``exit`` alone on the last line of a cell."""
         self()
 
 

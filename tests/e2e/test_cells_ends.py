@@ -255,3 +255,12 @@ def test_a_forked_copy_of_the_kernel_never_speaks_for_it(registry: BlockingRegis
     assert [answer.stdout for answer in answers] == ["0\n", "1\n", "2\n", "3\n", "4\n"]
     assert [answer.execution_count for answer in answers] == [3, 4, 5, 6, 7]
     assert still_answers(registry).kernel.reused
+
+
+@pytest.mark.parametrize(
+    "code", ["exit = 3; exit", "exit, quit = 3, 4", "quit = lambda: 5", "exit.__class__"]
+)
+def test_exit_and_quit_are_plain_names(registry: BlockingRegistry, code: str) -> None:
+    result = registry.execute(code, owner="a")
+    assert result.status is CellStatus.OK, result.text
+    assert registry.execute("6 * 7", owner="a").value == "42"
