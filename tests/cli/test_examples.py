@@ -89,3 +89,32 @@ def ran_python(file: Path, *, cwd: Path) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+@pytest.mark.parametrize("name", ["threaded_agent", "asyncio_agent"])
+def test_the_agent_loops_for_threads_and_for_asyncio_run(name: str, tmp_path: Path) -> None:
+    example = ROOT / "examples" / f"{name}.py"
+    assert len(example.read_text(encoding="utf-8").splitlines()) <= 40
+    shown = ran_python(example, cwd=tmp_path)
+    said = {
+        "threaded_agent": ["anna ok: 13.0", "ben timed_out: The cell ran longer", "ben error: Traceback"],
+        "asyncio_agent": ["anna ok: 21", "ben ok: True", "(the cell before was interrupted)"],
+    }
+    assert [part for part in said[name] if part not in shown] == []
+
+
+def test_the_live_session_takes_what_is_typed(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, ROOT / "examples" / "live_session.py", "weather"],
+        input="x = 41\nx + 1\n1 / 0\n",
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=WAIT,
+        check=True,
+    )
+    assert "The session is live." in ended.stdout
+    assert "42" in ended.stdout
+    assert "ZeroDivisionError" in ended.stdout
+    cells = read_notebook(tmp_path / "weather.ipynb").cells
+    assert [cell.source for cell in cells[1:]] == ["x = 41", "x + 1", "1 / 0"]
