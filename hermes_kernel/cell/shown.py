@@ -72,7 +72,8 @@ class StreamCount:
 class Presented:
     """The texts of a result. ``images`` names each image: its type, its bytes, its file if it has one.
 
-    ``masked``: whether something was taken out of them.
+    ``masked``: whether something was taken out of them; ``shortened``: whether a display or an exception is
+    not there as a whole.
     """
 
     text: str = ""
@@ -88,6 +89,7 @@ class Presented:
     spill_path: str | None = None
     images: tuple[dict[str, Any], ...] = ()
     masked: bool = False
+    shortened: bool = False
 
 
 class Nowhere:
@@ -154,6 +156,7 @@ class _Presenter:
         self._cleaner = _Noticing(cleaner)
         self._store = store
         self._images: list[dict[str, Any]] = []
+        self._is_shortened = outputs.left_out > 0
         self._items: list[Item] = [self._readable(item) for item in _merged(_folded(outputs.items()))]
         self._error = None if error is None else self._short(error)
         errors = [n for n, item in enumerate(self._items) if isinstance(item, dict) and "ename" in item]
@@ -170,12 +173,13 @@ class _Presenter:
         shown = self._fit(items, room, where)
         streams = {name: self._stream(name, where) for name in _STREAMS}
         total = sum(count.total for _, count in streams.values())
+        notebook = tuple(self._notebook())
         return Presented(
             text=_ended(shown.text) + said if said else shown.text,
             stdout=streams["stdout"][0],
             stderr=streams["stderr"][0],
             value=self._value(),
-            outputs=tuple(self._notebook()),
+            outputs=notebook,
             error=self._error,
             counts={name: count for name, (_, count) in streams.items()},
             bytes_total=total,
@@ -184,6 +188,7 @@ class _Presenter:
             spill_path=where.path,
             images=tuple(self._images),
             masked=self._cleaner.has_masked,
+            shortened=self._is_shortened,
         )
 
     def _has_long_stdout(self) -> bool:
@@ -224,6 +229,7 @@ class _Presenter:
         evalue = self._cleaner.mask(strip_controls(error.evalue))
         traceback = strip_controls(error.traceback)
         if len(error.evalue) > SHORT_VALUE:
+            self._is_shortened = True
             short = _cut(strip_controls(error.evalue), SHORT_VALUE, self._cleaner, _Where()).text
             traceback = traceback.replace(strip_controls(error.evalue), short)
             evalue = short
@@ -266,6 +272,7 @@ class _Presenter:
                 kept, note = _masked_json(value, self._cleaner.mask), None
                 if len(json_text(kept)) > self._budget.output:
                     kept, note = None, f"[{mime} of {len(json_text(value)):,} characters is left out]"
+                    self._is_shortened = True
             if kept is not None:
                 data[mime] = kept
             if note is not None:
@@ -289,11 +296,13 @@ class _Presenter:
         try:
             data = base64.b64decode(value, validate=False)
         except (binascii.Error, ValueError):
+            self._is_shortened = True
             return None, f"[{mime} of {len(value):,} characters is not valid base64: left out]"
         extension = re.sub(r"\W", "", mime.rpartition("/")[2].partition("+")[0])[:10] or "bin"
         path = self._store.keep(f"display-{hashlib.sha256(data).hexdigest()[:12]}.{extension}", data)
         image["bytes"] = len(data)
         if path is None:
+            self._is_shortened = True
             return None, f"[{mime} of {len(data):,} bytes is left out: too large to show]"
         image["path"] = path
         return None, f"[{mime} of {len(data):,} bytes: {path}]"
@@ -317,7 +326,9 @@ class _Presenter:
         return {**output, "data": {**output["data"], "text/plain": self._cut_display(text)}}
 
     def _cut_display(self, text: str) -> str:
-        return _cut(text, max(self._budget.output, 1), self._cleaner, _Where()).text
+        shown = _cut(text, max(self._budget.output, 1), self._cleaner, _Where())
+        self._is_shortened = self._is_shortened or shown.truncated
+        return shown.text
 
 
 @dataclass(frozen=True)

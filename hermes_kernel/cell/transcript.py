@@ -16,12 +16,13 @@ from ..errors import ConfigError, plain
 from ..lifecycle.key import KernelKey, Owner
 from .result import CellResult
 from .status import CellStatus
-from .toolrecord import RecordedCall
-from .tools import ToolSet
+from .toolrecord import RecordedCall, RecordedCatalogue
 
 VERSION = 1
+FORMAT = 4
 NOTEBOOK_KEY = "hermes_kernel"
 CELL_KEY = "hermes"
+_DIGITS = 16  # of a number in a cell's id
 _COUNTED = (CellStatus.OK, CellStatus.ERROR, CellStatus.EXITED)
 
 PYTHON_METADATA = {
@@ -75,7 +76,10 @@ class RanCell:
 
 @dataclass(frozen=True)
 class HumanCell:
-    """A cell that somebody else than the agent ran on a kernel of its; times are seconds since the epoch."""
+    """A cell that somebody else than the agent ran on a kernel of its; times are seconds since the epoch.
+
+    ``ended`` is False if its end was not seen: its kernel ended first.
+    """
 
     code: str
     key: KernelKey
@@ -86,6 +90,7 @@ class HumanCell:
     duration: float
     masked: bool = False
     truncated: bool = False
+    ended: bool = True
 
     @property
     def owner(self) -> Owner:
@@ -115,6 +120,8 @@ def agent_metadata(cell: RanCell, generation: int) -> dict[str, Any]:
         told["signal"] = result.signal
     if result.truncation.truncated:
         told["truncated"] = {"shown": result.truncation.bytes_shown, "file": result.truncation.spill_path}
+    if result.is_shortened:
+        told["shortened"] = True
     if result.is_masked:
         told["masked"] = True
     if result.warning is not None:
@@ -123,6 +130,7 @@ def agent_metadata(cell: RanCell, generation: int) -> dict[str, Any]:
         told["late_output"] = [asdict(late) for late in result.late_output]
     if result.tool_calls or cell.tools is not None:
         told["tool_calls"] = [asdict(call) for call in result.tool_calls]
+        told["tool_calls_made"] = result.calls_made
         told["max_tool_calls"] = cell.max_tool_calls
     if cell.record is not None:
         told["tools"] = cell.tools
@@ -133,10 +141,11 @@ def agent_metadata(cell: RanCell, generation: int) -> dict[str, Any]:
 def human_metadata(cell: HumanCell, generation: int) -> dict[str, Any]:
     """Return what stands below ``hermes`` in the metadata of a cell of somebody else's."""
     failed = any(output["output_type"] == "error" for output in cell.outputs)
+    status = CellStatus.ERROR if failed else CellStatus.OK
     told: dict[str, Any] = {
         "by": By.HUMAN.value,
         **_place(cell.key, cell.kernel_id, generation),
-        "status": (CellStatus.ERROR if failed else CellStatus.OK).value,
+        "status": (status if cell.ended else CellStatus.INTERRUPTED).value,
         "ran": True,
         **_times(cell.started, cell.duration),
     }
@@ -196,61 +205,78 @@ class SessionNotebook:
     record_tools: bool = False
     pending: list[str] = field(default_factory=list)
     count: int = 0
+    _number: int = 0
+    _metadata: dict[str, Any] = field(default_factory=lambda: dict(PYTHON_METADATA))
     _tools: dict[str, Any] = field(default_factory=dict)
     _generations: dict[str, dict[str, int]] = field(default_factory=dict)
 
     @classmethod
-    def parse(cls, text: str, *, record_tools: bool) -> "SessionNotebook":
+    def parse(cls, text: str, *, record_tools: bool, owner: Owner | None = None) -> "SessionNotebook":
         """Go on with a notebook of this kind: all its cells are to be written again.
 
-        Raises ValueError for another one.
+        *owner*: whose cells alone it may have. Raises ValueError for another one.
         """
-        node = json.loads(text)
-        told = _mapping(_mapping(_mapping(node).get("metadata")).get(NOTEBOOK_KEY))
+        node = _mapping(json.loads(text))
+        metadata = _mapping(node.get("metadata"))
+        told = _mapping(metadata.get(NOTEBOOK_KEY))
         cells = node.get("cells")
-        if told.get("version") != VERSION or not isinstance(cells, list):
+        if told.get("version") != VERSION or node.get("nbformat") != FORMAT or not isinstance(cells, list):
             raise ValueError("it is no transcript of this version")
         notebook = cls(record_tools)
+        notebook._metadata |= {key: value for key, value in metadata.items() if key != NOTEBOOK_KEY}
         notebook._tools = _mapping(told.get("tools", {}))
         for cell in cells:
-            notebook._learn(_mapping(cell))
-            notebook._append(cell)
+            notebook._learn(_mapping(cell), None if owner is None else plain(asdict(owner)))
+        for cell in cells:
+            notebook._append(cell if "id" in cell else {**cell, "id": notebook._next_id("cell")})
         return notebook
 
     def add(self, cell: RanCell | HumanCell) -> None:
         """Add a cell at the end."""
         kernel_id = cell.kernel_id if isinstance(cell, HumanCell) else cell.result.kernel.kernel_id
         generation = self._generation(cell.key.owner, kernel_id)
-        self._append(notebook_cell(cell, f"{kernel_id[:8] or 'call'}-{self.count + 1}", generation))
+        self._append(notebook_cell(cell, self._next_id(kernel_id[:8] or "call"), generation))
 
-    def add_tools(self, tools: ToolSet) -> None:
+    def add_tools(self, tools: RecordedCatalogue) -> None:
         """Keep a catalogue, for whoever runs the cells again."""
-        if tools.tools:
-            self._tools.setdefault(tools.digest, tools.catalogue)
+        if tools.entries:
+            self._tools.setdefault(tools.digest, list(tools.entries))
 
     def tail(self) -> str:
         """Return what stands behind the last cell."""
         told: dict[str, Any] = {"version": VERSION, "record_tools": self.record_tools}
         if self._tools:
             told["tools"] = self._tools
-        metadata = _json({**PYTHON_METADATA, NOTEBOOK_KEY: told})
-        return f'\n ],\n "metadata": {metadata},\n "nbformat": 4,\n "nbformat_minor": 5\n}}\n'
+        metadata = _json({**self._metadata, NOTEBOOK_KEY: told})
+        return f'\n ],\n "metadata": {metadata},\n "nbformat": {FORMAT},\n "nbformat_minor": 5\n}}\n'
 
     def _append(self, node: Mapping[str, Any]) -> None:
         self.pending.append(f"{',' if self.count else ''}\n{_json(node)}")
         self.count += 1
 
+    def _next_id(self, name: str) -> str:
+        """Return an id that no cell of the notebook has."""
+        self._number += 1
+        return f"{name}-{self._number}"
+
     def _generation(self, owner: Owner, kernel_id: str) -> int:
         """Return the number of this kernel among its owner's; a call that met none has that of the last."""
-        known = self._generations.setdefault(_json(asdict(owner)), {})
-        return known.setdefault(kernel_id, len(known) + 1) if kernel_id else len(known)
+        known = self._generations.setdefault(_owner_text(plain(asdict(owner))), {})
+        last = max(known.values(), default=0)
+        return known.setdefault(kernel_id, last + 1) if kernel_id else last
 
-    def _learn(self, cell: Mapping[str, Any]) -> None:
+    def _learn(self, cell: Mapping[str, Any], owner: Mapping[str, Any] | None) -> None:
+        """Take note of the numbers that are given; raises ValueError for a cell of another owner."""
+        _, _, number = str(cell.get("id", "")).rpartition("-")
+        if number.isdecimal() and len(number) < _DIGITS:
+            self._number = max(self._number, int(number))
         told = _mapping(_mapping(cell.get("metadata", {})).get(CELL_KEY, {}))
+        if told and owner is not None and told.get("owner") != owner:
+            raise ValueError("it has cells of another owner")
         kernel = _mapping(told.get("kernel", {}))
-        kernel_id, number = kernel.get("id"), kernel.get("generation")
-        if isinstance(kernel_id, str) and kernel_id and isinstance(number, int):
-            self._generations.setdefault(_json(told.get("owner")), {})[kernel_id] = number
+        kernel_id, generation = kernel.get("id"), kernel.get("generation")
+        if isinstance(kernel_id, str) and kernel_id and isinstance(generation, int):
+            self._generations.setdefault(_owner_text(told.get("owner")), {})[kernel_id] = generation
 
 
 def checked_transcript(given: object) -> Transcript | None:
@@ -290,6 +316,10 @@ def _mapping(value: object) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"a {type(value).__name__} stands where it has an object")  # noqa: TRY004  # of a file
     return value
+
+
+def _owner_text(owner: object) -> str:
+    return json.dumps(owner, sort_keys=True)  # a notebook that is saved anew has its keys in another order
 
 
 def _json(value: object) -> str:

@@ -8,7 +8,7 @@ from typing import Any, BinaryIO
 import nbformat
 from nbformat.validator import normalize
 
-from ..cell.tools import ToolSet
+from ..cell.toolrecord import RecordedCatalogue
 from ..cell.transcript import (
     CELL_KEY,
     NOTEBOOK_KEY,
@@ -59,7 +59,7 @@ class Notebook:
         """Return the cells, in their order."""
         return [Cell(CellKind(cell.cell_type), cell.source) for cell in self._node.cells]
 
-    def record(self, index: int, ran: RanCell, tools: ToolSet | None) -> None:
+    def record(self, index: int, ran: RanCell, tools: RecordedCatalogue | None) -> None:
         """Keep what the cell at *index* showed, and how it ran.
 
         *tools*: the catalogue that goes with its recorded tool calls.
@@ -70,12 +70,15 @@ class Notebook:
         cell.execution_count = made.get("execution_count")
         cell.outputs = [_kept(output, self._node) for output in made.get("outputs", [])]
         told = self._node.metadata.setdefault(NOTEBOOK_KEY, nbformat.from_dict({}))
-        told.update(version=VERSION, record_tools=ran.record is not None)
-        if tools is not None and tools.tools:
-            told.setdefault("tools", {})[tools.digest] = tools.catalogue
+        told.update(version=VERSION, record_tools=told.get("record_tools", False) or ran.record is not None)
+        if tools is not None and tools.entries:
+            entries = [nbformat.from_dict(entry) for entry in tools.entries]
+            told.setdefault("tools", {})[tools.digest] = entries
 
     def _generation(self, kernel_id: str) -> int:
-        return self._generations.setdefault(kernel_id, len(self._generations) + 1)
+        """Return the number of this kernel; a call that met none has that of the last."""
+        known = self._generations
+        return known.setdefault(kernel_id, len(known) + 1) if kernel_id else len(known)
 
     def write(self, path: Path) -> None:
         """Write the notebook, whole or not at all; raises ConfigError if that is not possible."""
@@ -94,7 +97,7 @@ class NotebookKeeper:
         self.index = 0
         self._notebook = notebook
 
-    def add(self, cell: RanCell | HumanCell, tools: ToolSet | None = None) -> None:
+    def add(self, cell: RanCell | HumanCell, tools: RecordedCatalogue | None = None) -> None:
         """Keep a cell of the run's."""
         if isinstance(cell, RanCell):
             self._notebook.record(self.index, cell, tools)

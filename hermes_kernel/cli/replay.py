@@ -11,6 +11,7 @@ import click
 
 from ..cell.replay import (
     Finding,
+    NeverAnsweredError,
     RecordedRun,
     RecordError,
     ToolAnswers,
@@ -18,18 +19,24 @@ from ..cell.replay import (
     recorded_runs,
     tools_that_answer,
 )
+from ..cell.result import CellResult
+from ..cell.shown import Cleaner
 from ..cell.status import CellStatus
+from ..cell.tools import Cancelled
 from ..cell.transcript import By
 from ..errors import ConfigError
 from ..host.blocking import BlockingRegistry
-from ..host.options import CallArguments
+from ..host.options import CallArguments, RegistryOptions
+from ..lifecycle.key import Owner
 from ..limits import UNSET, Limits, Unset
 from .document import read_file
 from .interruption import Interruption
 from .progress import Place, RunProgress, progress
+from .run import printable
 
 DIFFERS = 1
 MOST_KERNELS = 64
+IDLE_TIMEOUT = 30 * 24 * 3600.0  # seconds; an owner's kernel is kept until its last cell has run
 
 
 @click.command(short_help="Run a recorded session again and compare.")
@@ -62,15 +69,18 @@ def replay(
     interrupted.
     """
     runs = _runs(file)
-    limits = Limits(max_kernels=MOST_KERNELS)
+    limits = Limits(max_kernels=MOST_KERNELS, idle_timeout=IDLE_TIMEOUT)
     if timeout is not None:
         limits = replace(limits, timeout=timeout)
     shown = progress()
+    last = {run.owner: index for index, run in enumerate(runs, start=1)}
     with Interruption() as interruption, BlockingRegistry(limits=limits) as registry:
         session = Replay(registry, UNSET if timeout is None else timeout, cwd, python, interruption)
         counts = {"same": 0, "different": 0, "gaps": 0}
         for number, run in enumerate(runs, start=1):
             findings = session.run(run)
+            if last[run.owner] == number:
+                session.close(run.owner)
             if interruption.requested:
                 shown.say("Interrupted.")
                 break
@@ -98,6 +108,7 @@ class Replay:
         self._cwd = cwd
         self._python = python
         self._interruption = interruption
+        self._cleaner: Cleaner = RegistryOptions().cleaner()
         self._kernels: dict[tuple[Any, ...], str] = {}
 
     def run(self, recorded: RecordedRun) -> list[Finding]:
@@ -107,12 +118,16 @@ class Replay:
         self._kernels[key] = recorded.kernel_id
         if recorded.status is CellStatus.INTERRUPTED:
             return [Finding("it was interrupted then: that cannot be run again", is_gap=True)]
-        answers = ToolAnswers(recorded)
+        answers = ToolAnswers(recorded, self._cleaner)
         lock = threading.Lock()
 
-        def answer(tool: str, arguments: dict[str, Any], place: Sequence[Any]) -> Any:
-            with lock:
-                return answers.answer(tool, arguments, place)
+        def answer(tool: str, arguments: dict[str, Any], place: Sequence[Any], cell_over: Cancelled) -> Any:
+            try:
+                with lock:
+                    return answers.answer(tool, arguments, place)
+            except NeverAnsweredError:
+                cell_over.wait()  # as it did then
+                raise
 
         arguments: CallArguments = {
             "timeout": self._timeout if isinstance(self._timeout, float) else recorded.timeout,
@@ -137,12 +152,24 @@ class Replay:
                 f"cell {recorded.number}: {error} (--cwd and --python choose others)"
             ) from error
         with lock:
-            return [*compared(recorded, result), *answers.finish()]
+            findings = [*compared(recorded, result), *answers.finish()]
+        if before == recorded.kernel_id and result.kernel.lost is not None:
+            findings.append(_lost(result))
+        return findings
+
+    def close(self, owner: Owner) -> None:
+        """End the kernels of an owner that has no more cells."""
+        self._registry.close_owner(owner)
 
     def _interpreter(self, recorded: RecordedRun) -> str | None:
         if self._python is not None:
             return self._python
         return recorded.python if Path(recorded.python).exists() else None
+
+
+def _lost(result: CellResult) -> Finding:
+    why = "" if result.kernel.lost is None else f" ({result.kernel.lost.value})"
+    return Finding(f"it ran on a fresh kernel{why}, and not on that of the cells before it as it did then")
 
 
 def _runs(file: Path) -> list[RecordedRun]:
@@ -172,7 +199,7 @@ def _tell(
         return
     word = "DIFFERS" if differences else "gap" if gaps else "same"
     who = " (human)" if run.by is By.HUMAN else ""
-    click.echo(f"{place} {word:8}{who} {place.first_line[:60]}".rstrip())
+    lines = [f"{place} {word:8}{who} {place.first_line[:60]}".rstrip()]
     for kind, whats in (("difference", differences), ("gap", gaps)):
-        for what in whats:
-            click.echo(f"    {kind}: " + what.replace("\n", "\n    "))
+        lines += [f"    {kind}: " + what.replace("\n", "\n    ") for what in whats]
+    click.echo(printable("\n".join(lines)))

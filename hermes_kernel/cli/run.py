@@ -159,7 +159,7 @@ class CellRun:
         if as_json:
             click.echo(result.to_json().encode("utf-8"))
         elif result.text:
-            click.echo(_printable(result.text), nl=not result.text.endswith("\n"))
+            click.echo(printable(result.text), nl=not result.text.endswith("\n"))
         if result.warning not in (None, NOTHING):  # a person sees that there is nothing
             self._shown.say(result.warning)
         sentence = result.to_dict().get("error")
@@ -171,7 +171,7 @@ def _cells(count: int) -> str:
     return "1 cell was" if count == 1 else f"{count or 'no'} cells were"
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Return *text* with escapes for what stdout's encoding lacks."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     return text.encode(encoding, "backslashreplace").decode(encoding)

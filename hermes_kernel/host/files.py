@@ -12,7 +12,10 @@ def replace_file(path: Path, write: Callable[[BinaryIO], None], *, mode: int = 0
 
     *mode* is what a new file has, less the umask; one that is replaced keeps its own.
     """
-    path = path.resolve()
+    try:
+        path = path.resolve()
+    except RuntimeError as error:  # how Python 3.11 says that a link leads to itself
+        raise OSError(str(error)) from error
     try:
         mode = path.stat().st_mode & 0o777 | 0o200
     except FileNotFoundError:
@@ -22,8 +25,7 @@ def replace_file(path: Path, write: Callable[[BinaryIO], None], *, mode: int = 0
     try:
         with open(descriptor, "wb") as file:
             write(file)
-            file.flush()
-            written = os.fstat(descriptor)
+        written = beside.stat()  # once it is closed: some file systems note the time of the last write then
         os.replace(beside, path)
     except BaseException:
         beside.unlink(missing_ok=True)

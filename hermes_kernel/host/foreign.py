@@ -1,13 +1,14 @@
 """The cells of other clients on a kernel: which of them run, how many there were, and what they showed."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ..cell.message import Message
 from ..cell.outputs import OutputCollector, count_of
 
 RUNNING = 100  # foreign cells whose end is waited for
-KEPT = 100  # of those that have run since the owner's last one, with what they have shown
+KEPT = 100  # of those that are not in the transcript yet, with what they have shown
 LATE = 100_000  # characters of that which are kept for one cell, besides its last ones
 LONGEST_CODE = 1024 * 1024
 
@@ -31,6 +32,11 @@ class ForeignCells:
         self._running: dict[str, ForeignCell | None] = {}
         self._count = 0
         self._kept: list[ForeignCell] = []
+        self._on_end: Callable[[], None] | None = None
+
+    def on_end(self, callback: Callable[[], None]) -> None:
+        """Have *callback* called when one has ended that is kept."""
+        self._on_end = callback
 
     @property
     def are_running(self) -> bool:
@@ -44,7 +50,7 @@ class ForeignCells:
         if self._keeps and len(self._kept) < KEPT:
             code = message.content.get("code")
             count = count_of(message.content.get("execution_count"))
-            cell = ForeignCell(code[:LONGEST_CODE] if isinstance(code, str) else "", count or None)
+            cell = ForeignCell(code[: LONGEST_CODE + 1] if isinstance(code, str) else "", count or None)
             self._kept.append(cell)
         if len(self._running) < RUNNING:
             self._running[parent_id] = cell
@@ -62,6 +68,8 @@ class ForeignCells:
         cell = self._running.pop(parent_id)
         if cell is not None:
             cell.ended = time.time()
+            if self._on_end is not None:
+                self._on_end()
         return True
 
     def take_count(self) -> int:
@@ -69,8 +77,17 @@ class ForeignCells:
         count, self._count = self._count, 0
         return count
 
-    def take_ended(self, *, every: bool = False) -> list[ForeignCell]:
-        """Return those that have ended since this was asked last; *every*: those that still run too."""
-        ended = [cell for cell in self._kept if every or cell.ended is not None]
-        self._kept = [cell for cell in self._kept if not every and cell.ended is None]
-        return ended
+    def take_ended(self, *, before: int | None = None, every: bool = False) -> list[ForeignCell]:
+        """Return those that have ended since this was asked last; *every*: those that still run too.
+
+        *before*: the number of a cell; those that have run after it are left for the next time.
+        """
+
+        def is_due(cell: ForeignCell) -> bool:
+            # One that is not counted has the number of the cell that comes after it.
+            is_before = before is None or cell.execution_count is None or cell.execution_count <= before
+            return every or (cell.ended is not None and is_before)
+
+        due = [cell for cell in self._kept if is_due(cell)]
+        self._kept = [cell for cell in self._kept if not is_due(cell)]
+        return due

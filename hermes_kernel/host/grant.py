@@ -11,12 +11,13 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 from ..cell.authority import CellAuthority, Refusal
 from ..cell.events import CellEvent, ToolCallEnded, ToolCallStarted
 from ..cell.result import ToolCallRecord
+from ..cell.shown import Cleaner, Unmasked
 from ..cell.toolrecord import RECORD_LIMIT, FullCall, arguments_of
 from ..cell.tools import ToolCallContext, ToolSet
 from ..errors import ToolError, json_text
@@ -36,8 +37,7 @@ SERVING = contextvars.ContextVar[frozenset[str]]("hermes_serving", default=froze
 Waiting = concurrent.futures.Future[Any]
 _PLAIN = (str, dict, list, int, float, bool, type(None))
 _log = logging.getLogger(__name__)
-_preview = reprlib.Repr()
-_preview.maxstring = _preview.maxother = _preview.maxlong = 60
+_NOTHING_SECRET = Unmasked()
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,8 @@ class CellTools:
 
     ``limit``: how many calls, None for no limit. ``context`` and ``runner``: under what handlers run.
     ``loop`` returns the event loop for handlers that are ``async``. ``on_event`` is told of each call.
-    ``record``: whether arguments and results are kept for a transcript.
+    ``record``: whether arguments and results are kept for a transcript. ``cleaner`` takes the secrets out of
+    what is told of a call before that is cut: half a secret is none that anybody finds.
     """
 
     tools: ToolSet
@@ -56,6 +57,7 @@ class CellTools:
     runner: Callable[[Callable[[], Any]], Any] | None = None
     on_event: Callable[[CellEvent], None] | None = None
     record: bool = False
+    cleaner: Cleaner = _NOTHING_SECRET
 
 
 class Caller(Protocol):
@@ -78,20 +80,20 @@ class _Running:
         "caller",
         "error",
         "number",
-        "ordinal",
+        "recorded",
         "seconds",
         "tool",
         "waiting_for",
     )
 
-    def __init__(self, call: ToolCall, caller: Caller, lock: threading.RLock) -> None:
+    def __init__(self, call: ToolCall, caller: Caller, lock: threading.RLock, cleaner: Cleaner) -> None:
         self._lock = lock
         self.call: ToolCall | None = call
         self.caller = caller
         self.tool = call.tool
-        self.args = preview(call.arguments, call.place)
+        self.args = preview(call.arguments, call.place, cleaner)
         self.number = 0  # among the calls of the cell
-        self.ordinal = 0  # among its calls of this tool, from 0
+        self.recorded: _Recorded | None = None
         self.began = time.monotonic()
         self.seconds = 0.0
         self.error: str | None = CUT_OFF
@@ -162,13 +164,15 @@ class ToolGrant:
         tool = self.tools.tools.tools.get(call.tool)
         if tool is not None and (wrong := tool.refuse_arguments(call.arguments, call.place)):
             return answer(ToolReply(call.call_id, error=wrong, kind=Failure.ARGUMENTS))
-        running = _Running(call, caller, self._lock)
+        running = _Running(call, caller, self._lock, self.tools.cleaner)
+        # Its arguments as they came: the handler may change them.
+        arguments = None if self._record is None else _arguments_text(call)
         with self._lock:
             refusal = self._authority.admit(call.tool)
             if refusal is None:
                 running.number = self._authority.spent
                 if self._record is not None:
-                    running.ordinal = self._record.begin(call.tool)
+                    running.recorded = self._record.begin(call.tool, arguments)
                 if len(self._calls) < RECORDS:
                     self._calls.append(running)
                 self._running.add(running)
@@ -182,8 +186,8 @@ class ToolGrant:
                 return answer(self._cut_off(call))
             self._running.discard(running)
             running.end(error)
-        if self._record is not None:
-            self._record.keep(call, running.ordinal, served.reply)
+            if self._record is not None and running.recorded is not None:
+                self._record.keep(running.recorded, served)
         if self.tools.on_event is not None:
             self._on_event(ToolCallEnded(running.number, call.tool, running.seconds, running.error))
         return served
@@ -196,8 +200,6 @@ class ToolGrant:
             for running in self._running:
                 if running.call is not None:
                     cut_off.append((running.call, running, running.waiting_for))
-                if self._record is not None:
-                    self._record.cut_off(running.tool, running.ordinal)
                 running.cut_off()
                 running.end(CUT_OFF)
             self._running.clear()
@@ -216,8 +218,9 @@ class ToolGrant:
 
     @property
     def recorded(self) -> tuple[FullCall, ...]:
-        """The calls that were answered, with their arguments and results, if they are recorded."""
-        return () if self._record is None else self._record.calls()
+        """The calls that were made, with their arguments and results, if they are recorded."""
+        with self._lock:
+            return () if self._record is None else self._record.calls()
 
     @property
     def calls_made(self) -> int:
@@ -236,13 +239,21 @@ class ToolGrant:
             value = self.tools.context.copy().run(self._begin, call, running)
             if (waiting := running.waiting_for) is not None:
                 value = self._wait(running, waiting)
-            return _answered(call, value), _error_told(value)
+            return _answered(call, value), self._error_told(value)
         except concurrent.futures.CancelledError:
             error = f"{call.tool} was cancelled"
         except BaseException as raised:  # noqa: BLE001  # the edge of a handler, which may raise anything
             _log.debug("tool %s failed", call.tool, exc_info=True)
             error = failure_text(raised)
-        return answer(ToolReply(call.call_id, error=error, kind=Failure.TOOL)), error[:ERROR_TEXT]
+        return answer(ToolReply(call.call_id, error=error, kind=Failure.TOOL)), self._error_text(error)
+
+    def _error_told(self, value: Any) -> str | None:
+        """The error that a tool's own result tells, for the record of its call."""
+        error = value.get("error") if isinstance(value, dict) else None
+        return self._error_text(str(error)) if error else None
+
+    def _error_text(self, error: str) -> str:
+        return _cut(error, ERROR_TEXT, self.tools.cleaner)
 
     def _begin(self, call: ToolCall, running: _Running) -> Any:
         """Call the handler in the caller's context, with its thread-locals if a runner sets them."""
@@ -290,52 +301,55 @@ class ToolGrant:
         self._tell(told)
 
 
+@dataclass
+class _Recorded:
+    """One call of a record, and its answer once there is one."""
+
+    call: FullCall
+
+
 class _Record:
-    """The calls of one cell with all that went to and fro; large ones without. Safe from any thread."""
+    """The calls of one cell with all that went to and fro; large ones without. Under the grant's lock."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._begun: dict[str, int] = {}
-        self._calls: list[FullCall] = []
+        self._calls: list[_Recorded] = []
         self._room = RECORDED
 
-    def begin(self, tool: str) -> int:
-        """Return how many calls of this tool have begun before."""
-        with self._lock:
-            ordinal = self._begun.get(tool, 0)
-            self._begun[tool] = ordinal + 1
-        return ordinal
+    def begin(self, tool: str, arguments: str | None) -> _Recorded | None:
+        """Take in a call that begins; None if there are too many."""
+        ordinal = self._begun.get(tool, 0)
+        self._begun[tool] = ordinal + 1
+        if len(self._calls) >= RECORDS:
+            return None
+        kept, size = self._take(arguments)
+        recorded = _Recorded(FullCall(tool, ordinal, kept, size, None, 0, answered=False))
+        self._calls.append(recorded)
+        return recorded
 
-    def keep(self, call: ToolCall, ordinal: int, reply: ToolReply) -> None:
-        """Keep a call that was answered."""
-        arguments = json_text(arguments_of(call.arguments, call.place))
-        result = "null" if reply.error is not None else json_text(reply.value)
-        sizes = (
-            len(arguments.encode("utf-8", "surrogatepass")),
-            len(result.encode("utf-8", "surrogatepass")),
+    def keep(self, recorded: _Recorded, served: "Answer") -> None:
+        """Keep what a call was answered."""
+        body = _result_body(served)
+        size = len(body)
+        kept = None
+        if size <= RECORD_LIMIT:
+            kept, _ = self._take(body.decode("utf-8", "surrogatepass"))
+        recorded.call = replace(
+            recorded.call, result=kept, result_size=size, error=served.reply.error, answered=True
         )
-        with self._lock:
-            kept = [self._take(arguments, sizes[0]), self._take(result, sizes[1])]
-            if len(self._calls) < RECORDS:
-                self._calls.append(
-                    FullCall(call.tool, ordinal, kept[0], sizes[0], kept[1], sizes[1], reply.error)
-                )
-
-    def cut_off(self, tool: str, ordinal: int) -> None:
-        """Keep that there was a call, and that nobody has answered it."""
-        with self._lock:
-            self._calls.append(FullCall(tool, ordinal, None, 0, None, 0, CUT_OFF))
 
     def calls(self) -> tuple[FullCall, ...]:
         """Return them, each tool's in the order in which they began."""
-        with self._lock:
-            return tuple(sorted(self._calls, key=lambda call: call.ordinal))
+        return tuple(recorded.call for recorded in self._calls)
 
-    def _take(self, text: str, size: int) -> str | None:
+    def _take(self, text: str | None) -> tuple[str | None, int]:
+        if text is None:
+            return None, 0
+        size = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
         if size > RECORD_LIMIT or len(text) > self._room:
-            return None
+            return None, size
         self._room -= len(text)
-        return text
+        return text, size
 
 
 class Answer(NamedTuple):
@@ -358,22 +372,61 @@ def _answered(call: ToolCall, value: Any) -> Answer:
         raise ToolError(f"{call.tool} returned what cannot be sent: {error}") from error
 
 
-def _error_told(value: Any) -> str | None:
-    """The error that a tool's own result tells, for the record of its call."""
-    error = value.get("error") if isinstance(value, dict) else None
-    return str(error)[:ERROR_TEXT] if error else None
-
-
-def preview(arguments: Mapping[str, Any], place: Sequence[Any] = ()) -> str:
-    """Return arguments as a short text."""
+def preview(
+    arguments: Mapping[str, Any], place: Sequence[Any] = (), cleaner: Cleaner = _NOTHING_SECRET
+) -> str:
+    """Return arguments as a short text; where something is cut, without the secrets that stood there."""
     shown = ""
+    short = _Preview(cleaner)
     for name, value in (*(("", value) for value in place), *arguments.items()):
-        text = repr(value[:PREVIEW]) if type(value) is str else _preview.repr(value)
+        text = repr(_cut(value, PREVIEW, cleaner)) if type(value) is str else short.repr(value)
         text = f"{name}={text}" if name else text
         shown = f"{shown}, {text}" if shown else text
         if len(shown) > PREVIEW:
-            return f"{shown[: PREVIEW - 1]}…"
+            return f"{cleaner.mask(shown)[: PREVIEW - 1]}…"
     return shown
+
+
+class _Preview(reprlib.Repr):
+    """Shortens what is long, without the secrets that stand where it is cut."""
+
+    def __init__(self, cleaner: Cleaner) -> None:
+        super().__init__()
+        self.maxstring = self.maxother = self.maxlong = 60
+        self._cleaner = cleaner
+
+    def repr_str(self, x: str, level: int) -> str:
+        """Shorten a text; its beginning and its end are kept."""
+        if len(x) > self.maxstring:
+            kept = self.maxstring + self._cleaner.margin
+            if len(x) <= 2 * kept:
+                x = self._cleaner.mask(x)
+            else:
+                ends = [self._cleaner.mask(end) for end in (x[:kept], x[-kept:])]
+                x = f"{ends[0][: self.maxstring]} {ends[1][-self.maxstring :]}"
+        return super().repr_str(x, level)
+
+
+def _cut(text: str, size: int, cleaner: Cleaner) -> str:
+    """Return the beginning of a text; a secret that stands across its end is masked before."""
+    if len(text) <= size:
+        return text
+    return cleaner.mask(text[: size + cleaner.margin])[:size]
+
+
+def _arguments_text(call: ToolCall) -> str | None:
+    try:
+        return json_text(arguments_of(call.arguments, call.place))
+    except (ValueError, RecursionError):  # no cell of ours sends what cannot be written
+        return None
+
+
+def _result_body(served: "Answer") -> bytes:
+    """Return the JSON of a result as it was sent: its handler may change the value that it has returned."""
+    if served.reply.error is not None:
+        return b"null"
+    start = served.frame.index(b'"value":') + len(b'"value":')
+    return served.frame[start : served.frame.rindex(b"}")]
 
 
 def failure_text(error: BaseException) -> str:

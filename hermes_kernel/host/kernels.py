@@ -73,6 +73,7 @@ class OwnedKernel:
     starting: "asyncio.Task[KernelSession] | None" = None
     running: Cut | None = None
     at_rest: asyncio.Event = field(default_factory=asyncio.Event)
+    keeping: asyncio.Lock = field(default_factory=asyncio.Lock)
     ending: "asyncio.Task[None] | None" = None
 
     def begin(self, cut: Cut) -> None:
@@ -399,6 +400,7 @@ class OwnedKernels:
         except zmq.ZMQError as error:  # no descriptors left, for one
             raise KernelStartError(f"the sockets to the kernel cannot be made: {error}") from error
         session.on_end(lambda: self._on_end(kernel))
+        session.foreign.on_end(lambda: self._on_foreign_end(kernel))
         await session.ready(deadline)
         if self._options.bootstrap is not None:
             await session.bootstrap(self._options.bootstrap, deadline)
@@ -408,6 +410,13 @@ class OwnedKernels:
         """The kernel process is gone. A running cell notices by itself; without one nobody else would."""
         if kernel.running is None and kernel.ending is None:
             task = asyncio.get_running_loop().create_task(self._end(kernel, Loss.DIED))
+            self._endings.add(task)
+            task.add_done_callback(self._endings.discard)
+
+    def _on_foreign_end(self, kernel: OwnedKernel) -> None:
+        """A person's cell is over: it is kept now, with a cell of the owner's that runs after that one."""
+        if kernel.running is None and kernel.ending is None:
+            task = asyncio.get_running_loop().create_task(self._keep_foreign_now(kernel))
             self._endings.add(task)
             task.add_done_callback(self._endings.discard)
 
@@ -439,8 +448,7 @@ class OwnedKernels:
                 await kernel.at_rest.wait()  # its caller is told how far the cell came
             if kernel.session is not None:
                 await kernel.session.close()
-                if await self._keep_foreign(kernel, every=True) and self._keeper is not None:
-                    await self._keeper.written(kernel.record.key.owner)
+                await self._keep_foreign_now(kernel, every=True)
             await kernel.manager.cleanup_resources()
         except Exception:  # noqa: BLE001  # the edge of a task: the rest of the registry must go on
             _log.exception("ending kernel %s", kernel.kernel_id)
@@ -481,20 +489,38 @@ class OwnedKernels:
         """Keep the cell in the session's transcript, if there is one; the result says if that failed."""
         if self._keeper is None:
             return result
-        if kernel is not None:
-            await self._keep_foreign(kernel)
-        cell, tools = await self._results.ran_cell(call, result, outcome)
-        self._keeper.add(cell, tools)
-        problem = await self._keeper.written(call.key.owner)
+        try:
+            cell, tools = await self._results.ran_cell(call, result, outcome)
+            if kernel is None:
+                self._keeper.add(cell, tools)
+            else:
+                async with kernel.keeping:
+                    await self._keep_foreign(kernel, before=result.execution_count if result.ran else None)
+                    self._keeper.add(cell, tools)
+            problem = await self._keeper.written(call.key.owner)
+        except Exception as error:  # noqa: BLE001  # the cell has run: its result is not lost for a record
+            _log.exception("keeping a cell of %s", call.key.owner)
+            problem = f"The transcript does not have this cell: {error}."
         if problem is None:
             return result
         return replace(result, warning=" ".join(filter(None, (result.warning, problem))))
 
-    async def _keep_foreign(self, kernel: OwnedKernel, *, every: bool = False) -> bool:
+    async def _keep_foreign_now(self, kernel: OwnedKernel, *, every: bool = False) -> None:
+        """Keep and write what other clients have run on a kernel."""
+        if self._keeper is None:
+            return
+        async with kernel.keeping:
+            kept = await self._keep_foreign(kernel, every=every)
+        if kept:
+            await self._keeper.written(kernel.record.key.owner)
+
+    async def _keep_foreign(
+        self, kernel: OwnedKernel, *, before: int | None = None, every: bool = False
+    ) -> bool:
         """Keep what other clients have run on a kernel; return whether there was something."""
         if self._keeper is None or kernel.session is None:
             return False
-        kept = kernel.session.foreign.take_ended(every=every)
+        kept = kernel.session.foreign.take_ended(before=before, every=every)
         for foreign in kept:
             cell = await self._results.human_cell(
                 kernel.record.key, kernel.kernel_id, foreign, kernel.cleaner

@@ -9,12 +9,11 @@ from typing import TypeVar
 from ..cell.outputs import OutputCollector
 from ..cell.result import CellResult, KernelReport, LateOutput, cell_result
 from ..cell.shown import Budget, Cleaner, present
-from ..cell.toolrecord import RecordedCall
-from ..cell.tools import ToolSet
+from ..cell.toolrecord import RecordedCall, RecordedCatalogue
 from ..cell.transcript import HumanCell, RanCell
 from ..lifecycle.key import KernelKey
 from ..limits import Limits
-from .foreign import ForeignCell
+from .foreign import LONGEST_CODE, ForeignCell
 from .options import Call
 from .session import CellOutcome
 from .spill import SpillStore
@@ -52,14 +51,15 @@ class Results:
 
     async def ran_cell(
         self, call: Call, result: CellResult, outcome: CellOutcome
-    ) -> tuple[RanCell, ToolSet | None]:
+    ) -> tuple[RanCell, RecordedCatalogue | None]:
         """Return a call as a transcript has it, and the catalogue that goes with its recorded tool calls."""
         tools = call.tools if call.tools is not None and call.tools.record else None
         started = time.time() - result.duration
 
-        def build() -> RanCell:
+        def build() -> tuple[RanCell, RecordedCatalogue | None]:
             calls = tuple(RecordedCall.of(full, call.cleaner) for full in outcome.recorded)
-            return RanCell(
+            catalogue = None if tools is None else RecordedCatalogue.of(tools.tools, call.cleaner)
+            ran = RanCell(
                 call.request.code,
                 call.key,
                 result,
@@ -67,11 +67,12 @@ class Results:
                 timeout=call.request.times.timeout,
                 max_tool_calls=None if call.tools is None else call.tools.limit,
                 record=None if tools is None else calls,
-                tools=None if tools is None else tools.tools.digest,
+                tools=None if catalogue is None else catalogue.digest,
             )
+            return ran, catalogue
 
         size = sum(full.arguments_size + full.result_size for full in outcome.recorded)
-        return await _done(build, size), None if tools is None else tools.tools
+        return await _done(build, size)
 
     async def human_cell(
         self, key: KernelKey, kernel_id: str, foreign: ForeignCell, cleaner: Cleaner
@@ -88,7 +89,7 @@ class Results:
             )
             duration = (time.time() if foreign.ended is None else foreign.ended) - foreign.began
             return HumanCell(
-                foreign.code,
+                foreign.code[:LONGEST_CODE],
                 key,
                 kernel_id,
                 shown.outputs,
@@ -96,7 +97,8 @@ class Results:
                 foreign.began,
                 max(duration, 0.0),
                 masked=shown.masked,
-                truncated=shown.truncated or foreign.ended is None,
+                truncated=shown.truncated or shown.shortened or len(foreign.code) > LONGEST_CODE,
+                ended=foreign.ended is not None,
             )
 
         return await _done(build, foreign.outputs.size)
