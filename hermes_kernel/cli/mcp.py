@@ -19,13 +19,17 @@ from .config import configuration
 )
 @click.option("--cwd", metavar="DIR", help="Where the code runs.  [default: a directory of its own]")
 @click.option("--python", metavar="PYTHON", help="The kernel's interpreter.  [default: this one]")
-def mcp(*, tools_from: str | None, timeout: float | None, cwd: str | None, python: str | None) -> None:
+@click.pass_context
+def mcp(
+    ctx: click.Context, *, tools_from: str | None, timeout: float | None, cwd: str | None, python: str | None
+) -> None:
     """Serve execute_code, reset and list_kernels to an MCP client, over standard input and output.
 
     The client starts this command. Its session has one kernel, which ends with it. Settings come from the
     options, the environment and a file; `hermes-kernel config show` shows them.
 
-    Exit codes: 0 the client has gone, 2 the server is not installed or a setting is wrong.
+    Exit codes: 0 the client has gone, 2 the server is not installed or a setting is wrong, 128 + N signal N
+    has ended it.
     """
     try:
         from ..integrations.mcp import serve
@@ -34,4 +38,4 @@ def mcp(*, tools_from: str | None, timeout: float | None, cwd: str | None, pytho
             f'the MCP server is not installed ({error}); install it with pip install "hermes-kernel[mcp]"'
         ) from error
     settings = configuration().with_arguments(timeout=timeout, cwd=cwd, python=python)
-    asyncio.run(serve(settings, tools_from))
+    ctx.exit(asyncio.run(serve(settings, tools_from)))

@@ -5,13 +5,11 @@ import json
 import logging
 import uuid
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
 from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel.server import Server
-from mcp.server.stdio import stdio_server
 from mcp_types import (
     CallToolRequestParams,
     CallToolResult,
@@ -33,6 +31,7 @@ from ..errors import ConfigError, HermesKernelError
 from ..host.configuration import Configuration
 from ..host.options import CallArguments
 from ..host.registry import KernelRegistry
+from .mcpstdio import claimed, ends_at_a_signal, talk
 from .mcptools import ToolServers
 
 PROGRESS_EVERY = 0.5  # seconds between two messages on how far a cell is
@@ -232,24 +231,32 @@ class _Progress:
         self._context = context
         self._loop = asyncio.get_running_loop()
         self._text = ""
+        self._left_out = 0
         self._sent = 0
 
     def tell(self, event: CellEvent) -> None:
         """Take in an event, on the thread of the events."""
         if isinstance(event, StreamText):
-            self._loop.call_soon_threadsafe(self._add, event.text)
+            self._loop.call_soon_threadsafe(self._add, event.text, event.skipped)
         elif isinstance(event, ToolCallStarted):
             self._loop.call_soon_threadsafe(self._add, f"[{event.name}({event.args})]\n")
 
-    def _add(self, text: str) -> None:
-        self._text = (self._text + text)[-PROGRESS_TEXT:]
+    def _add(self, text: str, skipped: int = 0) -> None:
+        whole = self._text + text
+        self._text = whole[-PROGRESS_TEXT:]
+        self._left_out += len(whole) - len(self._text) + skipped
+
+    def _take(self) -> str:
+        """Return what is new; the result will have what is left out here."""
+        text = f"[… {self._left_out} characters]\n{self._text}" if self._left_out else self._text
+        self._text, self._left_out = "", 0
+        return text
 
     async def run(self) -> None:
         """Send what there is, now and then, until the cell is over."""
         while True:
             await asyncio.sleep(PROGRESS_EVERY)
-            if self._text:
-                text, self._text = self._text, ""
+            if text := self._take():
                 self._sent += 1
                 try:
                     await self._context.session.report_progress(self._sent, message=text)
@@ -258,15 +265,26 @@ class _Progress:
                     return
 
 
-async def serve(configuration: Configuration, tools_from: str | None = None) -> None:
+async def serve(configuration: Configuration, tools_from: str | None = None) -> int:
     """Serve one client on standard input and output until it goes; then nothing is left.
 
-    *tools_from*: a file with MCP servers whose tools the cells can call. Raises ConfigError.
+    *tools_from*: a file with MCP servers whose tools the cells can call. Returns the exit code: 0, or that of
+    a signal that asked for the end. Raises ConfigError.
     """
-    async with AsyncExitStack() as stack:
-        servers = await stack.enter_async_context(ToolServers.of(tools_from))
-        registry = await stack.enter_async_context(KernelRegistry(**configuration.registry_arguments()))
-        kernels = KernelServer(registry, configuration.call_arguments(), servers.tools)
-        server = kernels.server
-        reading, writing = await stack.enter_async_context(stdio_server())
-        await server.run(reading, writing, server.create_initialization_options())
+    with ends_at_a_signal() as caught:
+        try:
+            await _serve(configuration, tools_from)
+        except asyncio.CancelledError:
+            if not caught:
+                raise
+        return 128 + caught[0] if caught else 0
+
+
+async def _serve(configuration: Configuration, tools_from: str | None) -> None:
+    arguments = configuration.registry_arguments()
+    with claimed() as (source, target):
+        async with ToolServers.of(tools_from, arguments["limits"].start_timeout) as servers:
+            arguments["secrets"] = servers.secrets
+            async with KernelRegistry(**arguments) as registry:
+                kernels = KernelServer(registry, configuration.call_arguments(), servers.tools)
+                await talk(kernels.server, source, target)

@@ -5,27 +5,38 @@ A file names the servers, as desktop clients have them, and for each which of it
     {"mcpServers": {"files": {"command": "files-server", "args": ["/data"], "allow": ["read_file"]}}}
 """
 
+import asyncio
 import json
 import keyword
+import logging
+import os
 import re
+import shutil
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
 
 from mcp.client.client import Client
 from mcp.client.stdio import StdioServerParameters
-from mcp_types import CallToolResult, TextContent
+from mcp.shared.exceptions import MCPError
+from mcp_types import CONNECTION_CLOSED, CallToolResult, TextContent
 from mcp_types import Tool as OfferedTool
 
+from ..cell.masks import worth_masking
 from ..cell.tools import HELPERS, Tool
 from ..errors import ConfigError, ToolError
+from ..process.environment import looks_secret
+from ..process.zygote import LAUNCHER
 
 KEYS = frozenset({"command", "args", "env", "cwd", "allow", "type"})
 ALL = "*"
-_NOT_IN_A_NAME = re.compile(r"\W")
+GUARD = "hermes_kernel.sidecar.guard"
+_NOT_IN_A_NAME = re.compile(r"\W", re.ASCII)
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -47,7 +58,7 @@ class ServerSpec:
 def servers_of(path: Path) -> list[ServerSpec]:
     """Read the file that names the servers; raises ConfigError."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_no_name_twice)
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist; give a file with mcpServers") from None
     except (OSError, ValueError, RecursionError) as error:
@@ -88,38 +99,115 @@ def value_of(name: str, result: CallToolResult) -> Any:
 
 @dataclass(frozen=True)
 class ToolServers:
-    """Servers that run as our children, and their tools."""
+    """The tools of servers that run as our children, and what of their settings no result may hold."""
 
     tools: tuple[Tool, ...] = ()
+    secrets: frozenset[str] = frozenset()
 
     @classmethod
     @asynccontextmanager
-    async def of(cls, file: str | None) -> "AsyncIterator[ToolServers]":
-        """Start the servers of a file; they end with the block. Raises ConfigError."""
-        if file is None:
-            yield cls()
-            return
-        async with AsyncExitStack() as stack:
-            clients: dict[str, Client] = {}
-            offered: list[tuple[str, OfferedTool]] = []
-            for spec in servers_of(Path(file)):
-                clients[spec.name] = client = await _started(stack, spec)
-                offered += [(spec.name, tool) for tool in await _allowed(client, spec)]
-            pairs = zip(offered, named(offered), strict=True)
-            yield cls(tuple(_tool(name, tool, clients[server]) for (server, _), (name, tool) in pairs))
+    async def of(cls, file: str | None, start_timeout: float) -> "AsyncIterator[ToolServers]":
+        """Start the servers of a file; they end with the block. Raises ConfigError.
+
+        *start_timeout*: in how many seconds each has to say what it offers.
+        """
+        specs = [] if file is None else servers_of(Path(file))
+        commands = [_command(spec) for spec in specs]
+        servers = [_ToolServer(*pair) for pair in zip(specs, commands, strict=True)]
+        try:
+            offered: list[tuple[_ToolServer, OfferedTool]] = []
+            deadline = asyncio.get_running_loop().time() + start_timeout
+            for server in servers:
+                offered += [(server, tool) for tool in await server.offered(deadline, start_timeout)]
+            names = named([(server.spec.name, tool) for server, tool in offered])
+            pairs = zip(offered, names, strict=True)
+            yield cls(
+                tuple(_tool(name, tool, server) for (server, _), (name, tool) in pairs), _secrets_of(specs)
+            )
+        finally:
+            await _ended(servers)
 
 
-async def _started(stack: AsyncExitStack, spec: ServerSpec) -> Client:
-    parameters = StdioServerParameters(
-        command=spec.command, args=list(spec.args), env=dict(spec.env), cwd=spec.cwd
-    )
-    try:
-        return await stack.enter_async_context(Client(parameters))
-    except Exception as error:
-        raise ConfigError(f"the MCP server {spec.name!r} ({spec.command}) does not start: {error}") from error
+class _ToolServer:
+    """One server, in a task of its own: however it ends, nothing else does."""
+
+    def __init__(self, spec: ServerSpec, command: Sequence[str]) -> None:
+        self.spec = spec
+        self._command = command
+        self._client: Client | None = None
+        self._offered: asyncio.Future[list[OfferedTool]] = asyncio.get_running_loop().create_future()
+        self._leave = asyncio.Event()
+        self.task = asyncio.create_task(self._run())
+
+    async def offered(self, deadline: float, start_timeout: float) -> list[OfferedTool]:
+        """Return the tools that cells may call, once the server has said which it has. Raises ConfigError."""
+        try:
+            async with asyncio.timeout_at(deadline):
+                found = await asyncio.shield(self._offered)
+        except TimeoutError:
+            raise ConfigError(
+                f"{self._said()} does not answer within {start_timeout:g} s; try it by hand, or leave it out"
+            ) from None
+        names = {tool.name for tool in found}
+        if missing := sorted(set(self.spec.allow) - names - {ALL}):
+            has = ", ".join(sorted(names)) or "none"
+            raise ConfigError(f"the MCP server {self.spec.name!r} has no tool {missing[0]!r}; it has {has}")
+        return [tool for tool in found if self.spec.allows(tool.name)]
+
+    async def call(self, tool: str, arguments: Mapping[str, Any]) -> CallToolResult:
+        """Call a tool; raises ToolError where the server gives no result."""
+        if self._client is None:
+            raise ToolError(self._gone())
+        try:
+            return await self._client.call_tool(tool, dict(arguments))
+        except MCPError as error:
+            raise ToolError(self._gone() if error.code == CONNECTION_CLOSED else error.message) from error
+
+    def leave(self) -> None:
+        """Ask for the end of the server."""
+        self._leave.set()
+        if not self._offered.done():
+            self.task.cancel()
+
+    async def _run(self) -> None:
+        command, *arguments = self._command
+        parameters = StdioServerParameters(
+            command=command, args=arguments, env=dict(self.spec.env), cwd=self.spec.cwd
+        )
+        try:
+            async with Client(parameters, cache=None) as client:
+                self._offered.set_result(await _all_tools(client))
+                self._client = client
+                await self._leave.wait()
+        except Exception as error:  # noqa: BLE001  # whatever a server does, the others and the cells go on
+            if not self._offered.done():
+                self._offered.set_exception(ConfigError(self._not_started(_first(error))))
+                self._offered.exception()  # looked at: an earlier server may have failed, too
+            elif not self._leave.is_set():
+                _log.warning("%s has ended: %s", self._said(), _first(error))
+        finally:
+            self._client = None
+
+    def _said(self) -> str:
+        return f"the MCP server {self.spec.name!r} ({self.spec.command})"
+
+    def _not_started(self, error: BaseException) -> str:
+        if isinstance(error, MCPError) and error.code == CONNECTION_CLOSED:
+            return f"{self._said()} does not start: it has ended before it answered; try it by hand"
+        return f"{self._said()} does not start: {error}"
+
+    def _gone(self) -> str:
+        return f"the MCP server {self.spec.name!r} has ended; its tools cannot be called any more"
 
 
-async def _allowed(client: Client, spec: ServerSpec) -> list[OfferedTool]:
+async def _ended(servers: Sequence[_ToolServer]) -> None:
+    for server in servers:
+        server.leave()
+    if servers:
+        await asyncio.wait([server.task for server in servers])
+
+
+async def _all_tools(client: Client) -> list[OfferedTool]:
     found: list[OfferedTool] = []
     cursor: str | None = None
     while True:
@@ -127,20 +215,56 @@ async def _allowed(client: Client, spec: ServerSpec) -> list[OfferedTool]:
         found += page.tools
         cursor = page.next_cursor
         if cursor is None:
-            break
-    names = {tool.name for tool in found}
-    if missing := sorted(set(spec.allow) - names - {ALL}):
-        raise ConfigError(
-            f"the MCP server {spec.name!r} has no tool {missing[0]!r}; it has {', '.join(sorted(names))}"
-        )
-    return [tool for tool in found if spec.allows(tool.name)]
+            return found
 
 
-def _tool(name: str, offered: OfferedTool, client: Client) -> Tool:
+def _tool(name: str, offered: OfferedTool, server: _ToolServer) -> Tool:
     async def call(**arguments: Any) -> Any:
-        return value_of(name, await client.call_tool(offered.name, arguments))
+        return value_of(name, await server.call(offered.name, arguments))
 
     return Tool(name, call, offered.description or offered.title or offered.name, offered.input_schema)
+
+
+def _command(spec: ServerSpec) -> list[str]:
+    """Return what is executed: the program, and where we can, who ends it with all that it starts.
+
+    Raises ConfigError if there is no such program.
+    """
+    wrong = f"the MCP server {spec.name!r} ({spec.command}) does not start"
+    if spec.cwd is not None and not Path(spec.cwd).is_dir():
+        raise ConfigError(f"{wrong}: there is no directory {spec.cwd!r}")
+    program = spec.command
+    if os.path.dirname(program):
+        program = os.path.join(spec.cwd or "", program)
+    if shutil.which(program, path=spec.env.get("PATH")) is None:
+        raise ConfigError(f"{wrong}: there is no program {spec.command!r}; install it, or give its path")
+    if sys.platform == "win32":  # a job object of the SDK's sees to it
+        return [spec.command, *spec.args]
+    return [sys.executable, "-I", "-S", LAUNCHER, GUARD, str(os.getpid()), spec.command, *spec.args]
+
+
+def _secrets_of(specs: Sequence[ServerSpec]) -> frozenset[str]:
+    return frozenset(
+        value
+        for spec in specs
+        for name, value in spec.env.items()
+        if looks_secret(name) and worth_masking(value)
+    )
+
+
+def _first(error: BaseException) -> BaseException:
+    """Return what is the matter, out of the groups that task groups make of it."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _no_name_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        twice, _ = Counter(name for name, _ in pairs).most_common(1)[0]
+        raise ValueError(f"{twice!r} is there twice")
+    return content
 
 
 def _spec(name: str, entry: object, path: Path) -> ServerSpec:
@@ -173,4 +297,5 @@ def _identifier(name: str) -> str:
     made = _NOT_IN_A_NAME.sub("_", name)
     if not made or made[0].isdigit():
         made = f"_{made}"
-    return f"{made}_" if keyword.iskeyword(made) or made in HELPERS else made
+    is_taken = keyword.iskeyword(made) or made in HELPERS or (made.startswith("__") and made.endswith("__"))
+    return f"{made}_x" if is_taken and made.endswith("_") else f"{made}_" if is_taken else made
