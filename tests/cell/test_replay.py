@@ -387,6 +387,8 @@ def test_what_was_cut_left_out_or_masked_is_a_gap_and_never_the_same(
 ) -> None:
     findings = found(unknown(), unknown())
     assert [finding.is_gap for finding in findings] == [True], words(findings)
+    run = recorded(unknown())
+    assert run.truncated or run.masked  # the record says it by itself
 
 
 def test_what_is_cut_or_masked_now_alone_is_no_success_either() -> None:
