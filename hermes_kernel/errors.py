@@ -133,6 +133,10 @@ class ConfigError(HermesKernelError, ValueError):
     """The call asks for something that cannot be; nothing was started and nothing was lost."""
 
 
+class InterpreterError(ConfigError):
+    """The interpreter that was asked for cannot run a kernel; the text says what helps."""
+
+
 class KernelStartError(HermesKernelError, RuntimeError):
     """A kernel did not come up; whatever had been started is gone again.
 

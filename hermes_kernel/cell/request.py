@@ -18,10 +18,11 @@ class CellTimes:
 
 @dataclass(frozen=True)
 class CellRequest:
-    """The code of one cell and the time that it may take."""
+    """The code of one cell, the time that it may take, and whether its last expression is shown."""
 
     code: str
     times: CellTimes
+    show_value: bool = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.code, str):

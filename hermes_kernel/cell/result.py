@@ -159,18 +159,7 @@ class CellResult:
 
     def to_json(self) -> str:
         """Return ``to_dict`` as JSON of at most 100 000 characters; ``output`` is cut before ``error``."""
-        whole = self.to_dict()
-        cut = cut_to_limit(whole)
-        if cut["output"] != plain_text(whole["output"]):
-            # The sentence takes room itself, so it must be there before the cut.
-            if CUT not in whole.get("warning", ""):
-                whole["warning"] = f"{whole['warning']} {CUT}." if "warning" in whole else f"{CUT}."
-            whole["stdout_truncated"] = True
-            shown = min(len(cut["output"].encode()), whole["stdout_bytes_captured"])
-            whole["stdout_bytes_captured"] = shown
-            whole["stdout_bytes_omitted"] = whole["stdout_bytes_total"] - shown
-            cut = cut_to_limit(whole)
-        return json_text(cut)
+        return result_json(self.to_dict())
 
     def to_notebook_outputs(self) -> list[dict[str, Any]]:
         """Return the outputs as a notebook's code cell keeps them (nbformat 4)."""
@@ -204,6 +193,25 @@ class CellResult:
         elif self.status is CellStatus.INTERRUPTED:
             output = _joined(output, "[execution interrupted]")
         return output
+
+
+def result_json(whole: dict[str, Any]) -> str:
+    """Return what ``to_dict`` gave as JSON of at most 100 000 characters; it says so if that took a cut."""
+    cut = cut_to_limit(whole)
+    if cut["output"] != plain_text(whole["output"]):
+        # The sentence takes room itself, so it must be there before the cut.
+        said = whole.get("warning", "")
+        shown = min(len(cut["output"].encode()), whole["stdout_bytes_captured"])
+        cut = cut_to_limit(
+            {
+                **whole,
+                "warning": said if CUT in said else f"{said} {CUT}.".lstrip(),
+                "stdout_truncated": True,
+                "stdout_bytes_captured": shown,
+                "stdout_bytes_omitted": whole["stdout_bytes_total"] - shown,
+            }
+        )
+    return json_text(cut)
 
 
 def cell_result(
@@ -394,6 +402,7 @@ _LOSS_WORDS = {
     Loss.CLOSED: "the kernel was closed",
     Loss.CWD_CHANGED: "the working directory changed, and each has its own kernel",
     Loss.PYTHON_CHANGED: "the interpreter changed, and each has its own kernel",
+    Loss.VARIANT_CHANGED: "the tools or the mode changed, and each set has its own kernel",
 }
 
 

@@ -63,14 +63,16 @@ class Tool:
 
     ``description`` becomes the docstring (default: the handler's own). ``parameters`` is a JSON schema of
     an object; without one the handler's signature says what the tool takes. A handler may be ``async``.
-    ``handler`` may be left out for a tool of a dispatcher. Raises ConfigError for a name that no cell could
-    call, or a schema that is none.
+    ``handler`` may be left out for a tool of a dispatcher. ``returns_errors``: in the cell a call that fails
+    or is refused returns ``{"error": text}`` and raises nothing. Raises ConfigError for a name that no cell
+    could call, or a schema that is none.
     """
 
     name: str
     handler: Callable[..., Any] | None = None
     description: str = ""
     parameters: Mapping[str, Any] | None = None
+    returns_errors: bool = False
 
     def __post_init__(self) -> None:
         _check_name(self.name)
@@ -85,7 +87,13 @@ class Tool:
     def entry(self) -> dict[str, Any]:
         """The tool as the catalogue has it: name, description and parameters, all of it JSON."""
         description = self.description or (inspect.getdoc(self.handler) if self.handler else None) or ""
-        entry = {"name": self.name, "description": description, "parameters": self._parameters}
+        entry: dict[str, Any] = {
+            "name": self.name,
+            "description": description,
+            "parameters": self._parameters,
+        }
+        if self.returns_errors:
+            entry["returns_errors"] = True
         if self._own_signature is not None:
             returned = self._own_signature.return_annotation
             if returned is not inspect.Signature.empty:

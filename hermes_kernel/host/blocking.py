@@ -1,6 +1,7 @@
 """The registry for threads: each call blocks its thread, and no other."""
 
 import concurrent.futures
+import os
 from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
@@ -10,10 +11,11 @@ from ..cell.variables import Variable
 from ..errors import ConfigError, HermesKernelError
 from ..lifecycle.info import KernelInfo
 from ..lifecycle.key import Owner
+from ..process.interpreter import resolve
 from .cut import Cut
 from .manager import HermesKernelManager
 from .options import CallArguments
-from .registry import RegistryBase, _now, delegated, owned_by
+from .registry import PROBE_TIMEOUT, RegistryBase, _now, delegated, owned_by
 
 T = TypeVar("T")
 
@@ -74,6 +76,10 @@ class BlockingRegistry(RegistryBase):
                 self._supervisor.call(cut.interrupt)
                 concurrent.futures.wait([future], SETTLE_TIMEOUT)
             raise
+
+    def check_python(self, python: str | os.PathLike[str] | None) -> None:
+        """Raise InterpreterError if an interpreter cannot run a kernel; no kernel is started or ended."""
+        self._submit(self._launcher.probe(resolve(python), timeout=PROBE_TIMEOUT)).result()
 
     def kernels(self) -> tuple[KernelInfo, ...]:
         """Describe the kernels that exist now."""

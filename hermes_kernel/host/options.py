@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypedDict
 
 from ..cell.events import CellEvent
@@ -35,8 +35,10 @@ class RegistryArguments(TypedDict, total=False):
 
     ``env_passthrough``: names of variables that the kernels may see besides the safe ones, or a function
     that says so of a name. ``resolve_env(name, value)`` gives such a variable's value (None: it is left
-    out); both are called on the thread that calls ``execute``. ``secrets``: texts of at least 4 characters
-    that no result may hold, besides the values of variables that are withheld and what looks like a key.
+    out). ``build_env(env, python)`` is given all that passes and the interpreter, and returns what a kernel
+    is to have instead. All three are called on the thread that calls ``execute``. ``secrets``: texts of at
+    least 4 characters that no result may hold, besides the values of variables that are withheld and what
+    looks like a key.
     ``clean(text)`` is called with the texts of a result after that; ``clean(text, mask)`` is called instead,
     and ``mask`` is what would have been done. ``bootstrap``: code run before the first cell
     of every kernel. ``socket_dir``: where the kernels' sockets are to stand. ``expose``: people find the
@@ -49,6 +51,7 @@ class RegistryArguments(TypedDict, total=False):
     limits: Limits
     env_passthrough: Iterable[str] | Callable[[str], bool]
     resolve_env: Callable[[str, str | None], str | None] | None
+    build_env: Callable[[dict[str, str], str], Mapping[str, str]] | None
     secrets: Iterable[str]
     allow_magics: bool
     expose: bool
@@ -68,6 +71,7 @@ class CallArguments(TypedDict, total=False):
     interpreter, by path or name. ``cwd``: the working directory; None = one of the kernel's own.
     ``variant``: what else tells this kernel from others of its owner. ``tools``: what the cell can call as
     ``hermes_tools.name(...)`` (see ``ToolSet.of``), ``max_tool_calls`` how often in all; None = no limit.
+    ``show_value``: whether the value of the last expression is shown, as in a notebook.
     ``on_event`` is told what the cell writes, shows and calls while it does, on a thread of its own; what it
     raises is logged, and one that takes its time misses some text, but holds nothing up.
     """
@@ -80,6 +84,7 @@ class CallArguments(TypedDict, total=False):
     python: str | os.PathLike[str] | None
     cwd: str | os.PathLike[str] | None
     variant: tuple[str, ...]
+    show_value: bool
     on_event: Callable[[CellEvent], None] | None
 
 
@@ -136,6 +141,7 @@ class RegistryOptions:
     limits: Limits = field(default_factory=Limits)
     env_passthrough: tuple[str, ...] | Callable[[str], bool] = ()
     resolve_env: Callable[[str, str | None], str | None] | None = None
+    build_env: Callable[[dict[str, str], str], Mapping[str, str]] | None = None
     allow_magics: bool = True
     capture_context: Callable[[], Callable[[Callable[[], Any]], Any]] | None = None
     secrets: frozenset[str] = frozenset()
@@ -165,6 +171,9 @@ class RegistryOptions:
         resolve_env = given.get("resolve_env")
         if resolve_env is not None and not callable(resolve_env):
             raise ConfigError(f"resolve_env={resolve_env!r} cannot be called; give a function")
+        build_env = given.get("build_env")
+        if build_env is not None and not callable(build_env):
+            raise ConfigError(f"build_env={build_env!r} cannot be called; give a function")
         capture = given.get("capture_context")
         if capture is not None and not callable(capture):
             raise ConfigError(f"capture_context={capture!r} cannot be called; give a function")
@@ -199,9 +208,16 @@ class RegistryOptions:
             None if cwd is None else check_cwd(cwd),
             _checked_variant(given.get("variant", ())),
         )
-        request = CellRequest(code, self._times(given.get("timeout", UNSET)))
+        request = CellRequest(
+            code,
+            self._times(given.get("timeout", UNSET)),
+            _checked_switch("show_value", given.get("show_value", True)),
+        )
         policy = self._env_policy()
         env = environment_now()
+        if self.build_env is not None:
+            passes = scrub(env, platform=sys.platform, policy=policy)
+            policy = _rebuilt(policy, passes, self.build_env, key.python)
         cleaner = cleaner_for(self.secrets, env, sys.platform, policy, self.clean)
         on_event = given.get("on_event")
         if on_event is not None and not callable(on_event):
@@ -269,17 +285,44 @@ class RegistryOptions:
             value = self.resolve_env(name, os.environ.get(name))
             if value is None:
                 withheld.add(name)
-            elif isinstance(value, str) and not _can_be_in_a_variable(value):
-                raise ConfigError(
-                    f"resolve_env gave a value with a NUL or a lone surrogate for {name!r}; give text without one"
-                )
-            elif isinstance(value, str):
-                values[name] = value
             else:
-                raise ConfigError(
-                    f"resolve_env gave a {type(value).__name__} for {name!r}; give a string or None"
-                )
+                values[name] = _checked_value("resolve_env", name, value)
         return EnvPolicy(frozenset(names), values, frozenset(withheld))
+
+
+def _rebuilt(
+    policy: EnvPolicy,
+    passes: dict[str, str],
+    build_env: Callable[[dict[str, str], str], Mapping[str, str]],
+    python: str,
+) -> EnvPolicy:
+    """Return the policy by which a kernel has what *build_env* makes of what passes."""
+    given: Any = build_env(dict(passes), python)
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"build_env gave a {type(given).__name__}; let it return the environment")
+    for name in given:
+        if not isinstance(name, str) or not name or "=" in name or not _can_be_in_a_variable(name):
+            raise ConfigError(f"build_env: {name!r} is not the name of a variable")
+    changed = {
+        name: _checked_value("build_env", name, value)
+        for name, value in given.items()
+        if name not in passes or passes[name] != value
+    }
+    return replace(
+        policy,
+        values={**{name: value for name, value in policy.values.items() if name in given}, **changed},
+        withheld=policy.withheld | (passes.keys() - given.keys()),
+    )
+
+
+def _checked_value(source: str, name: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise ConfigError(f"{source} gave a {type(value).__name__} for {name!r}; give a string or None")
+    if not _can_be_in_a_variable(value):
+        raise ConfigError(
+            f"{source} gave a value with a NUL or a lone surrogate for {name!r}; give text without one"
+        )
+    return value
 
 
 def _can_be_in_a_variable(value: str) -> bool:

@@ -1,6 +1,7 @@
 """The registry for asyncio programs: a thin front over the kernels on the supervisor's loop."""
 
 import asyncio
+import os
 import warnings
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
@@ -11,6 +12,7 @@ from ..cell.result import CellResult
 from ..cell.variables import Variable
 from ..lifecycle.info import KernelInfo
 from ..lifecycle.key import Owner
+from ..process.interpreter import resolve
 from ..process.launch import Launcher
 from ..process.local import LocalLauncher
 from .cut import Cut
@@ -22,6 +24,8 @@ from .supervisor import Supervisor
 from .transcript import SessionKeeper, Transcripts
 
 T = TypeVar("T")
+
+PROBE_TIMEOUT = 10.0  # seconds for an interpreter to say what it has
 
 
 class RegistryBase:
@@ -38,7 +42,7 @@ class RegistryBase:
         self._supervisor = Supervisor("hermes-kernel-registry")
         limits = self._options.limits
         local = _launcher or LocalLauncher(spares=limits.spare_kernels, idle_timeout=limits.idle_timeout)
-        launcher = SupervisedLauncher(self._supervisor, local)
+        self._launcher = launcher = SupervisedLauncher(self._supervisor, local)
         self._supervisor.submit(launcher.sweep())
         transcript = self._options.transcript
         keeper = _keeper or (None if transcript is None else Transcripts(transcript))
@@ -81,6 +85,10 @@ class KernelRegistry(RegistryBase):
         call = self._options.call(code, owner, arguments, asyncio.get_running_loop())
         cut = Cut()
         return await self._await(self._kernels.execute(call, cut), cut)
+
+    async def check_python(self, python: str | os.PathLike[str] | None) -> None:
+        """Raise InterpreterError if an interpreter cannot run a kernel; no kernel is started or ended."""
+        await self._await(self._launcher.probe(resolve(python), timeout=PROBE_TIMEOUT))
 
     async def kernels(self) -> tuple[KernelInfo, ...]:
         """Describe the kernels that exist now."""

@@ -286,14 +286,18 @@ class KernelSession:
     ) -> CellOutcome:
         """Run the cell; its right to call tools begins with its request and ends with its settlement."""
         if tools is None:
-            return await self._execute(request.code, request.times, cut, queue_deadline)
+            return await self._execute(
+                request.code, request.times, cut, queue_deadline, show_value=request.show_value
+            )
         try:
             self._bridge.open()
         except OSError as error:
             raise BridgeError(f"the tools cannot be offered to the kernel: {error}; not run") from error
         grant = self._bridge.grant(tools)
         try:
-            outcome = await self._execute(request.code, request.times, cut, queue_deadline, grant=grant)
+            outcome = await self._execute(
+                request.code, request.times, cut, queue_deadline, show_value=request.show_value, grant=grant
+            )
         finally:
             calls = self._bridge.retire(grant)
         if outcome.settlement.execution_count is not None:
@@ -308,6 +312,7 @@ class KernelSession:
         queue_deadline: float,
         *,
         silent: bool = False,
+        show_value: bool = True,
         grant: ToolGrant | None = None,
     ) -> CellOutcome:
         content = {
@@ -319,6 +324,8 @@ class KernelSession:
             "stop_on_error": False,
         }
         hermes: dict[str, Any] = {"tell_start": True}
+        if not show_value:
+            hermes["show_value"] = False
         if grant is not None:
             hermes["tools"] = self._bridge.metadata(grant)
         metadata = {"hermes": hermes}

@@ -100,9 +100,13 @@ class HermesKernel(IPythonKernel):
             if hasattr(stream, "flush"):
                 stream.flush(zmq.POLLOUT)
         token = CELL.set(self._cell_of(parent))
+        shown = self.shell.ast_node_interactivity
+        if isinstance(hermes, dict) and hermes.get("show_value") is False:
+            self.shell.ast_node_interactivity = "none"
         try:
             await super().execute_request(stream, ident, parent)
         finally:
+            self.shell.ast_node_interactivity = shown
             CELL.reset(token)
 
     def _cell_of(self, parent: dict[str, Any]) -> Cell | None:

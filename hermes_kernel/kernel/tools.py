@@ -124,6 +124,7 @@ class _Tool:
         self.name = str(entry["name"])
         self._client = client
         self._doc = str(entry["description"])
+        self._returns_errors = bool(entry.get("returns_errors"))
         returned = _Text(entry["returns"]) if "returns" in entry else inspect.Signature.empty
         self._signature = inspect.Signature(
             [_parameter(described) for described in entry["parameters"]], return_annotation=returned
@@ -143,7 +144,13 @@ class _Tool:
         def call(*args: Any, **kwargs: Any) -> Any:
             return self._client.call(self.name, *self._arguments(args, kwargs))
 
-        return self._dressed(call, NAME)
+        def call_for_dict(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return call(*args, **kwargs)
+            except ToolError as error:
+                return {"error": str(error)}
+
+        return self._dressed(call_for_dict if self._returns_errors else call, NAME)
 
     def coroutine_function(self) -> Callable[..., Any]:
         """Return the coroutine function that calls the tool."""
@@ -151,7 +158,13 @@ class _Tool:
         async def call(*args: Any, **kwargs: Any) -> Any:
             return await self._client.acall(self.name, *self._arguments(args, kwargs))
 
-        return self._dressed(call, AIO)
+        async def call_for_dict(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return await call(*args, **kwargs)
+            except ToolError as error:
+                return {"error": str(error)}
+
+        return self._dressed(call_for_dict if self._returns_errors else call, AIO)
 
     def _dressed(self, call: Any, module: str) -> Callable[..., Any]:
         call.__name__ = call.__qualname__ = self.name

@@ -21,6 +21,7 @@ class Loss(Enum):
     CLOSED = "closed"
     CWD_CHANGED = "cwd_changed"
     PYTHON_CHANGED = "python_changed"
+    VARIANT_CHANGED = "variant_changed"
 
 
 @dataclass(frozen=True)
@@ -114,4 +115,6 @@ def _loss(before: _Place | None, key: KernelKey, kernel: Hashable, reason: Loss 
         return None
     if before.key.python != key.python:
         return Loss.PYTHON_CHANGED
-    return Loss.CWD_CHANGED if before.key.cwd != key.cwd else reason
+    if before.key.cwd != key.cwd:
+        return Loss.CWD_CHANGED
+    return Loss.VARIANT_CHANGED if before.key.variant != key.variant else reason

@@ -11,7 +11,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from ..errors import ConfigError
+from ..errors import InterpreterError
 from ..sidecar import __file__ as _sidecar
 from .launch import Interpreter
 
@@ -27,32 +27,34 @@ def resolve(python: str | os.PathLike[str] | None) -> str:
     """Return the absolute path of an interpreter given by path or by name; None = this one.
 
     A virtual environment's link is not followed: following it would leave the environment. Raises
-    ConfigError if there is nothing that can be run.
+    InterpreterError if there is nothing that can be run.
     """
     if python is None:
         return sys.executable
     if not isinstance(python, str | os.PathLike) or not isinstance(os.fspath(python), str):
-        raise ConfigError(f"python={python!r}: give the path or the name of an interpreter")
+        raise InterpreterError(f"python={python!r}: give the path or the name of an interpreter")
     name = os.fspath(python)
     if not name or "\0" in name:
-        raise ConfigError(f"python={name!r}: give the path or the name of an interpreter")
+        raise InterpreterError(f"python={name!r}: give the path or the name of an interpreter")
     path = Path(name).expanduser()
     try:
         is_directory = path.is_dir()
     except OSError as error:  # longer than any name may be
-        raise ConfigError(f"python={name!r} cannot be looked for: {error.strerror}; give a path") from error
+        raise InterpreterError(
+            f"python={name!r} cannot be looked for: {error.strerror}; give a path"
+        ) from error
     if is_directory:
         inside = path / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
         hint = f"; did you mean {str(inside)!r}?" if inside.exists() else "; give the interpreter itself"
-        raise ConfigError(f"python={name!r} is a directory{hint}")
+        raise InterpreterError(f"python={name!r} is a directory{hint}")
     found = shutil.which(str(path))
     if found is None:
-        raise ConfigError(f"python={name!r} is not an interpreter that can be run; give an existing one")
+        raise InterpreterError(f"python={name!r} is not an interpreter that can be run; give an existing one")
     return os.path.abspath(found)
 
 
 def own() -> Interpreter:
-    """Return this interpreter; raises ConfigError if its ipykernel is missing or does not fit."""
+    """Return this interpreter; raises InterpreterError if its ipykernel is missing or does not fit."""
     try:
         ipykernel = version("ipykernel")
     except PackageNotFoundError:
@@ -63,7 +65,7 @@ def own() -> Interpreter:
 async def probe(python: str, env: dict[str, str], *, timeout: float) -> Interpreter:
     """Ask *python* what it has, by running it with *env*.
 
-    Raises ConfigError with what was found, what is needed and the command that helps. *timeout* is in
+    Raises InterpreterError with what was found, what is needed and the command that helps. *timeout* is in
     seconds.
     """
     try:
@@ -77,7 +79,7 @@ async def probe(python: str, env: dict[str, str], *, timeout: float) -> Interpre
             start_new_session=True,
         )
     except (OSError, ValueError) as error:
-        raise ConfigError(
+        raise InterpreterError(
             f"python={python!r} cannot be run: {error}; give an existing interpreter"
         ) from error
     try:
@@ -85,7 +87,7 @@ async def probe(python: str, env: dict[str, str], *, timeout: float) -> Interpre
             out, err = await asyncio.gather(_read(process.stdout), _read(process.stderr))
             await process.wait()
     except TimeoutError:
-        raise ConfigError(
+        raise InterpreterError(
             f"python={python!r} did not answer within {timeout:g} s; give another interpreter"
         ) from None
     finally:
@@ -96,7 +98,7 @@ async def probe(python: str, env: dict[str, str], *, timeout: float) -> Interpre
         ipykernel = None if answer["ipykernel"] is None else str(answer["ipykernel"])
     except (ValueError, KeyError, TypeError):
         tail = err.decode("utf-8", "backslashreplace").strip()[-500:]
-        raise ConfigError(
+        raise InterpreterError(
             f"python={python!r} is not a Python that can run a kernel (exit code {process.returncode})"
             + (f": {tail}" if tail else "; give another interpreter")
         ) from None
@@ -123,13 +125,13 @@ async def _end(process: "asyncio.subprocess.Process") -> None:
 
 def _checked(python: str, python_version: tuple[int, int], ipykernel: str | None) -> Interpreter:
     if python_version < OLDEST_PYTHON:
-        raise ConfigError(
+        raise InterpreterError(
             f"python={python!r} is Python {_dotted(python_version)}; "
             f"needed is {_dotted(OLDEST_PYTHON)} or newer: give another interpreter"
         )
     have = "has no ipykernel" if ipykernel is None else f"has ipykernel {ipykernel}"
     if ipykernel is None or not OLDEST_IPYKERNEL <= _numbers(ipykernel) < FIRST_UNKNOWN_IPYKERNEL:
-        raise ConfigError(
+        raise InterpreterError(
             f"python={python!r} {have}; needed is {NEEDED}: "
             f"run {shlex.quote(python)} -m pip install '{NEEDED}'"
         )

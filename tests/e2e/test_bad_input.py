@@ -25,6 +25,7 @@ from hermes_kernel import (
     Limits,
     Owner,
 )
+from hermes_kernel.errors import InterpreterError
 
 from .test_json_contract import COMMON, read
 
@@ -196,13 +197,13 @@ def test_the_default_of_every_name_may_be_given(make_registry: REGISTRY) -> None
     )  # fmt: skip
     assert limits == Limits()
     registry = make_registry(
-        limits=limits, env_passthrough=(), resolve_env=None, secrets=(), allow_magics=True, expose=False,
-        transcript=None, protect_host=False, capture_context=None, clean=None, bootstrap=None,
+        limits=limits, env_passthrough=(), resolve_env=None, build_env=None, secrets=(),
+        allow_magics=True, expose=False, transcript=None, protect_host=False, capture_context=None, clean=None, bootstrap=None,
         socket_dir=None,
     )  # fmt: skip
     result = registry.execute(
         "6*7", owner="a", tools=(), timeout=UNSET, max_tool_calls=UNSET, reset=False, pinned=False,
-        python=None, cwd=None, variant=(), interrupted=lambda: False, on_event=None,
+        python=None, cwd=None, variant=(), show_value=True, interrupted=lambda: False, on_event=None,
     )  # fmt: skip
     assert result.value == "42"
 
@@ -236,6 +237,7 @@ def test_arguments_of_the_wrong_kind_are_refused(make_registry: REGISTRY) -> Non
         {"env_passthrough": [3]},
         {"env_passthrough": ["A=B"]},
         {"resolve_env": 3},
+        {"build_env": {"A": "b"}},
         {"bootstrap": 3},
         {"bootstrap": b"x = 1"},
         {"socket_dir": 3},
@@ -255,7 +257,7 @@ def test_a_switch_that_is_no_boolean_is_refused(make_registry: REGISTRY) -> None
             make_registry(allow_magics=value)
 
 
-@pytest.mark.parametrize("name", ["reset", "pinned"])
+@pytest.mark.parametrize("name", ["reset", "pinned", "show_value"])
 def test_a_switch_of_a_call_that_is_no_boolean_is_refused(registry: BlockingRegistry, name: str) -> None:
     for value in ("yes", "no", "", 0, 1, None, []):
         with refused(name, repr(value), by=registry):
@@ -272,6 +274,14 @@ def test_a_value_that_no_variable_can_have_is_refused_by_its_name(make_registry:
         registry = make_registry(env_passthrough=["MY_X"], resolve_env=lambda *_, value=value: value)
         assert registry.execute("import os; os.environ['MY_X']", owner="a").value == repr(value)
         registry.close()
+
+
+def test_an_environment_that_cannot_be_is_refused(make_registry: REGISTRY) -> None:
+    wrong = [None, ["A=b"], {"MY_X": 3}, {"MY_X": None}, {"MY_X": "a\0b"}, {3: "x"}, {"A=B": "x"}, {"": "x"}]
+    for given in wrong:
+        registry = make_registry(build_env=lambda *_, given=given: given)
+        with refused("build_env", by=registry):
+            registry.execute("1", owner="a")
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
@@ -453,6 +463,10 @@ def test_an_interpreter_without_a_fitting_ipykernel_is_refused_with_what_to_run(
     command = f"{python} -m pip install"
     with refused(str(python), "no ipykernel", "7.3", command, "ipykernel>=7.3", by=registry):
         registry.execute("1", owner="a", python=python)
+    with refused(str(python), "no ipykernel", command, by=registry, kind=InterpreterError):
+        registry.check_python(python)
+    registry.check_python(sys.executable)
+    registry.check_python(None)
     (site,) = venv.glob("lib/python*/site-packages")
     for version in ("6.0.0", "6.29.5", "7.2.9", "8.0.0", "10.1", "5"):
         info = site / f"ipykernel-{version}.dist-info"

@@ -170,3 +170,21 @@ def test_running_a_loop_in_a_cell_gives_the_value_or_says_to_await(
     )
     assert registry.execute("await m()", owner="a", timeout=5).value == "5"
     assert still_answers(registry).kernel.reused
+
+
+def test_the_value_of_the_last_expression_is_neither_shown_nor_asked_for_its_text_on_demand(
+    registry: BlockingRegistry,
+) -> None:
+    code = (
+        "class Loud:\n    def __repr__(self): print('asked'); return 'loud'\nasync def m(): return Loud()\n"
+    )
+    quiet = registry.execute(f"{code}x = 1\nprint('said')\nawait m()", owner="a", show_value=False)
+    assert (quiet.status, quiet.value, quiet.text, quiet.outputs) == (
+        CellStatus.OK,
+        None,
+        "said\n",
+        ({"output_type": "stream", "name": "stdout", "text": "said\n"},),
+    )
+    assert registry.execute("1/0", owner="a", show_value=False).status is CellStatus.ERROR
+    shown = registry.execute("x", owner="a")
+    assert (shown.value, shown.kernel.reused) == ("1", True)

@@ -1,6 +1,7 @@
 """Which of the host's variables a cell sees."""
 
 import json
+import sys
 from collections.abc import Callable, Mapping
 
 import pytest
@@ -134,6 +135,29 @@ def test_the_host_may_give_the_value_of_a_declared_variable_or_withhold_it(
     seen = environment(registry)
     assert (seen.get("MY_FLAG"), seen.get("MY_NEW")) == ("routed", "added")
     assert "MY_TOKEN" not in seen
+
+
+def test_the_host_has_the_last_word_on_what_a_kernel_sees(
+    make_registry: Callable[..., BlockingRegistry], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LC_GONE", "1")
+    monkeypatch.setenv("MY_TOKEN", "global")
+    monkeypatch.setenv("OTHER_TOKEN", "secret")
+    asked: list[tuple[dict[str, str], str]] = []
+
+    def build(env: dict[str, str], python: str) -> dict[str, str]:
+        asked.append((dict(env), python))
+        del env["LC_GONE"]
+        return {**env, "LANG": "C.UTF-8", "MY_KEY": "given", "MY_TOKEN": f"{env['MY_TOKEN']} and more"}
+
+    registry = make_registry(env_passthrough=["MY_TOKEN"], build_env=build)
+    seen = environment(registry)
+    assert "LC_GONE" not in seen
+    assert (seen["LANG"], seen["MY_KEY"], seen["MY_TOKEN"]) == ("C.UTF-8", "given", "global and more")
+    assert seen["PYTHONUTF8"] == "1"
+    (passes, python), *_ = asked
+    assert (passes["LC_GONE"], passes["MY_TOKEN"], python) == ("1", "global", sys.executable)
+    assert "OTHER_TOKEN" not in passes
 
 
 def test_the_environment_of_a_kernel_is_frozen_when_it_starts(

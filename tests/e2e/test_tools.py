@@ -1517,3 +1517,25 @@ def test_limits_of_a_registry_are_the_budget_of_its_cells(make_registry: Make, h
     for wanted, limit in ((3, UNSET), (2, 2), (3, UNSET)):
         result = registry.execute(SPEND, owner="a", tools=[host.echo], max_tool_calls=limit)
         assert result.stdout == f"{wanted}\n", result.text
+
+
+def test_the_errors_of_a_tool_are_values_on_demand(registry: BlockingRegistry) -> None:
+    def divide(by: int) -> float:
+        return 6 / by
+
+    tools = [Tool("divide", divide, returns_errors=True), Tool("strict", divide)]
+    code = (
+        "import hermes_tools as h\n"
+        "print(h.divide(2), h.divide(0), await h.aio.divide(0))\n"
+        "try: h.strict(0)\nexcept h.ToolError as error: print(error)\n"
+        "print(h.divide(1), await h.aio.divide(1))\n"
+        "try: h.divide(by=3, to=4)\nexcept TypeError: print('TypeError')"
+    )
+    result = registry.execute(code, owner="a", tools=tools, max_tool_calls=4)
+    failed = {"error": "ZeroDivisionError: division by zero"}
+    first, strict, spent, wrong = result.stdout.splitlines()
+    assert first == f"3.0 {failed} {failed}"
+    assert strict == failed["error"]
+    assert spent.count("{'error': 'Tool call limit reached") == 2
+    assert wrong == "TypeError"
+    assert [error["tool"] for error in result.tool_errors] == ["divide", "divide", "strict"]

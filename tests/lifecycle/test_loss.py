@@ -11,7 +11,7 @@ from hermes_kernel.lifecycle.loss import LossLedger
 
 A = KernelKey(Owner("a"), "/py", "/here")
 B = replace(A, owner=Owner("b"))
-ENDS = [loss for loss in Loss if loss not in (Loss.CWD_CHANGED, Loss.PYTHON_CHANGED)]
+ENDS = [loss for loss in Loss if not loss.value.endswith("_changed")]
 
 
 @pytest.fixture
@@ -68,6 +68,13 @@ def test_another_directory_or_interpreter_is_another_state(ledger: LossLedger) -
         Loss.PYTHON_CHANGED,
         Loss.PYTHON_CHANGED,
     ]
+
+
+def test_another_variant_is_another_state(ledger: LossLedger) -> None:
+    tell(ledger, A, 1)
+    other, there = replace(A, variant=("v",)), replace(A, variant=("w",), cwd="/there")
+    assert (tell(ledger, other, 2), tell(ledger, other, 2)) == (Loss.VARIANT_CHANGED, None)
+    assert (tell(ledger, there, 3), tell(ledger, there, 3)) == (Loss.CWD_CHANGED, None)
 
 
 def test_a_reset_is_told_to_its_caller_and_not_to_who_still_runs_on_the_old_kernel(
