@@ -153,7 +153,7 @@ class Replay:
             ) from error
         with lock:
             findings = [*compared(recorded, result), *answers.finish()]
-        if before == recorded.kernel_id and result.kernel.lost is not None:
+        if before == recorded.kernel_id and result.ran and not result.kernel.reused:
             findings.append(_lost(result))
         return findings
 
