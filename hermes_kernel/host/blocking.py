@@ -98,7 +98,12 @@ class BlockingRegistry(RegistryBase):
         return self._submit(self._kernels.variables(Owner.of(owner), self._options.cleaner())).result()
 
     def stats(self) -> dict[str, int]:
-        """Count what has happened: kernels started and lost, by reason, and cells by status."""
+        """Count what has happened.
+
+        ``kernels``, ``spares``, ``attached``: how many there are now; ``started`` and ``lost_<reason>``
+        kernels; ``cells_<status>``, ``calls_not_run`` and those that ``reused`` a kernel; ``tool_calls`` and
+        ``tool_refusals``; ``cut_bytes`` of output that results did not show.
+        """
         return self._submit(_now(self._kernels.stats)).result()
 
     def close_owner(self, owner: str | Owner, *, children: bool = False) -> int:

@@ -155,6 +155,7 @@ class ToolGrant:
         self._calls: list[_Running] = []  # in the order in which they began, the first RECORDS of them
         self._lock = threading.RLock()
         self._record = _Record() if tools.record else None
+        self.refusals = 0
 
     def serve(self, call: ToolCall, caller: Caller) -> "Answer":
         """Serve one call on the calling thread, however long its handler takes.
@@ -178,6 +179,8 @@ class ToolGrant:
                 self._running.add(running)
                 if self.tools.on_event is not None:
                     self._on_event(ToolCallStarted(running.number, call.tool, running.args))
+            else:
+                self.refusals += 1
         if refusal is not None:
             return answer(self._refused(call, refusal))
         served, error = self._run(call, running)

@@ -124,6 +124,9 @@ class OwnedKernels:
             call = replace(call, tools=replace(call.tools, record=True))
         try:
             result = await self._execute(call, cut)
+        except BaseException as error:
+            call.observed.end(error=error)
+            raise
         finally:
             if call.events is not None:
                 await call.events.close()
@@ -131,6 +134,9 @@ class OwnedKernels:
                 self._calls.discard(task)
         self._counts[f"cells_{result.status.value}" if result.ran else "calls_not_run"] += 1
         self._counts["reused"] += result.ran and result.kernel.reused
+        self._counts["tool_calls"] += result.calls_made
+        self._counts["cut_bytes"] += result.truncation.bytes_total - result.truncation.bytes_shown
+        call.observed.end(result)
         return result
 
     def infos(self) -> tuple[KernelInfo, ...]:
@@ -138,7 +144,7 @@ class OwnedKernels:
         return tuple(self._info(kernel) for kernel in self._kernels.values())
 
     def stats(self) -> dict[str, int]:
-        """Count what has happened: kernels started and lost, by reason, and cells by status."""
+        """Count what has happened, see ``KernelRegistry.stats``."""
         kernels = list(self._kernels.values())
         return {
             "kernels": len(kernels),
@@ -146,6 +152,11 @@ class OwnedKernels:
             "attached": sum(kernel.record.attached for kernel in kernels),
             "started": 0,
             "reused": 0,
+            "tool_calls": 0,
+            "tool_refusals": 0,
+            "cut_bytes": 0,
+            **{f"cells_{status.value}": 0 for status in CellStatus},
+            "calls_not_run": 0,
             **{f"lost_{loss.value}": self._population.losses[loss] for loss in Loss},
             **self._counts,
         }
@@ -290,6 +301,7 @@ class OwnedKernels:
             self._population.close(kernel.record, _LOSS_OF.get(outcome.settlement.status, Loss.DIED))
             # A node that does not answer must not keep the result.
             await asyncio.wait({self._tear_down(kernel)}, timeout=TEAR_DOWN_WAIT)
+        self._counts["tool_refusals"] += outcome.refusals
         report = KernelReport(
             kernel.kernel_id,
             reused=reused,

@@ -27,6 +27,7 @@ from .cleaning import checked_secrets, cleaner_for
 from .events import EventPump
 from .grant import SERVING, CellTools
 from .handlers import HandlerLoop
+from .observe import Observed
 from .transcript import check_transcript_place
 
 
@@ -106,6 +107,7 @@ class Call:
     pinned: bool = False
     tools: CellTools | None = None
     events: EventPump | None = None
+    observed: Observed = field(default_factory=Observed)
     cleaner: Cleaner = field(default_factory=Masks)
     serving: frozenset[str] = frozenset()
 
@@ -223,7 +225,7 @@ class RegistryOptions:
         if on_event is not None and not callable(on_event):
             raise ConfigError(f"on_event={on_event!r} cannot be called; give a function")
         events = None if on_event is None else EventPump(on_event, cleaner)
-        return Call(
+        call = Call(
             key,
             request,
             scrub(env, platform=sys.platform, policy=policy),
@@ -235,6 +237,7 @@ class RegistryOptions:
             cleaner=cleaner,
             serving=SERVING.get(),
         )
+        return _observed(call, Observed.begin(key))  # nothing is refused any more
 
     def cleaner(self) -> Cleaner:
         """Return what cleans what is told besides the results; for the calling thread, as ``call``."""
@@ -330,6 +333,23 @@ def _can_be_in_a_variable(value: str) -> bool:
         return b"\0" not in os.fsencode(value)
     except UnicodeEncodeError:
         return False
+
+
+def _observed(call: Call, observed: Observed) -> Call:
+    """Return a call that tells its observers what its cell's tools do."""
+    if not observed:
+        return call
+    tools = call.tools
+    if tools is not None:
+        on_event = tools.on_event
+
+        def tell(event: CellEvent) -> None:
+            observed.tell(event)
+            if on_event is not None:
+                on_event(event)
+
+        tools = replace(tools, on_event=tell)
+    return replace(call, tools=tools, observed=observed)
 
 
 def _checked_runner(runner: Any) -> Callable[[Callable[[], Any]], Any]:

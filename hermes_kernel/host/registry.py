@@ -107,7 +107,12 @@ class KernelRegistry(RegistryBase):
         return await self._await(self._kernels.variables(Owner.of(owner), self._options.cleaner()))
 
     async def stats(self) -> dict[str, int]:
-        """Count what has happened: kernels started and lost, by reason, and cells by status."""
+        """Count what has happened.
+
+        ``kernels``, ``spares``, ``attached``: how many there are now; ``started`` and ``lost_<reason>``
+        kernels; ``cells_<status>``, ``calls_not_run`` and those that ``reused`` a kernel; ``tool_calls`` and
+        ``tool_refusals``; ``cut_bytes`` of output that results did not show.
+        """
         return await self._await(_now(self._kernels.stats))
 
     async def close_owner(self, owner: str | Owner, *, children: bool = False) -> int:

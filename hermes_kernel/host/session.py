@@ -79,6 +79,7 @@ class CellOutcome:
     lost_bytes: Mapping[str, int] = field(default_factory=dict)
     tool_calls: tuple[ToolCallRecord, ...] = ()
     calls_made: int = 0
+    refusals: int = 0
     recorded: tuple[FullCall, ...] = ()
     leftovers: tuple[str, ...] = ()
 
@@ -302,7 +303,13 @@ class KernelSession:
             calls = self._bridge.retire(grant)
         if outcome.settlement.execution_count is not None:
             self._bridge.delivered(grant)
-        return replace(outcome, tool_calls=calls, calls_made=grant.calls_made, recorded=grant.recorded)
+        return replace(
+            outcome,
+            tool_calls=calls,
+            calls_made=grant.calls_made,
+            refusals=grant.refusals,
+            recorded=grant.recorded,
+        )
 
     async def _execute(
         self,
