@@ -19,8 +19,8 @@ TARGET = Path(__file__).with_name("reference.md")
 HEAD = """\
 # Reference
 
-Everything here can be imported from `hermes_kernel`, but for what the second part names. This page is made from the
-docstrings by `docs/make_reference.py`. Times are in seconds, sizes in bytes.
+Everything here can be imported from `hermes_kernel`, but for what the second part names. This page is made
+from the docstrings by `docs/make_reference.py`. Times are in seconds, sizes in bytes.
 """
 
 FIRST = (
@@ -66,8 +66,8 @@ def _methods(thing: type) -> Iterator[tuple[str, Any]]:
     for home in thing.__mro__:
         if not home.__module__.startswith("hermes_kernel"):
             continue
-        for name, value in vars(home).items():
-            value = value.__func__ if isinstance(value, classmethod | staticmethod) else value
+        for name, given in vars(home).items():
+            value = given.__func__ if isinstance(given, classmethod | staticmethod) else given
             told = inspect.isfunction(value) or isinstance(value, property)
             if told and not name.startswith("_") and not dataclasses.is_dataclass(value):
                 yield name, value
