@@ -302,7 +302,7 @@ def _clamped(raw: bytes, limit: int) -> Iterator[_Part]:
         start = _boundary_before(raw, line.start() + limit // 2)
         end = _boundary_behind(raw, line.end() - limit // 2)
         yield _Part(raw[done:start])
-        yield _Part(f"…[{end - start:,} bytes]…".encode(), ours=True)
+        yield _Part(f"…[{end - start:,} bytes TRUNCATED]…".encode(), ours=True)
         done = end
     yield _Part(raw[done:])
 

@@ -418,26 +418,26 @@ def test_what_was_lost_before_is_counted_and_told() -> None:
 
 def test_a_huge_line_does_not_push_the_others_out() -> None:
     text = "start\n" + "x" * 5000 + "y" * 5000 + "\nend\n"
-    clamped = "start\n" + "x" * 500 + "…[9,000 bytes]…" + "y" * 500 + "\nend\n"
+    clamped = "start\n" + "x" * 500 + "…[9,000 bytes TRUNCATED]…" + "y" * 500 + "\nend\n"
     assert shown(text, 2000) == Shown(clamped, 10_011, 1011, truncated=True)
 
 
 def test_a_line_is_clamped_to_a_tenth_of_a_large_budget() -> None:
     text = "a\n" + "x" * 29_999 + "\n" + "y" * 2000 + "\n"
-    clamped = "a\n" + "x" * 1000 + "…[27,999 bytes]…" + "x" * 1000 + "\n" + "y" * 2000 + "\n"
+    clamped = "a\n" + "x" * 1000 + "…[27,999 bytes TRUNCATED]…" + "x" * 1000 + "\n" + "y" * 2000 + "\n"
     assert shown(text, 20_000).text == clamped
 
 
 def test_clamped_lines_are_cut_as_well() -> None:
     result = shown(("x" * 3000 + "\n") * 10, 2000)
-    front = "x" * 500 + "…[2,000 bytes]…" + "x" * 300
-    back = "x" * 198 + "\n" + "x" * 500 + "…[2,000 bytes]…" + "x" * 500 + "\n"
+    front = "x" * 500 + "…[2,000 bytes TRUNCATED]…" + "x" * 300
+    back = "x" * 198 + "\n" + "x" * 500 + "…[2,000 bytes TRUNCATED]…" + "x" * 500 + "\n"
     assert result == Shown(f"{front}\n[28010 of 30010]\n{back}", 30_010, 2000, truncated=True)
 
 
 def test_a_line_is_clamped_between_characters() -> None:
     result = shown("a\n" + "日" * 1000, 1500)
-    assert result.text == "a\n" + "日" * 166 + "…[2,004 bytes]…" + "日" * 166
+    assert result.text == "a\n" + "日" * 166 + "…[2,004 bytes TRUNCATED]…" + "日" * 166
     assert (result.bytes_total, result.bytes_shown) == (3002, 998)
 
 
@@ -459,7 +459,7 @@ def test_lines_are_clamped_only_where_that_is_wanted_and_needed() -> None:
 def test_lines_beside_a_gap_are_clamped() -> None:
     bounded = Bounded("a\n" + "x" * 3000, 7, "y" * 3000 + "\nb\n")
     result = cut(bounded, 4000, notice=notice)
-    mark = "…[2,000 bytes]…"
+    mark = "…[2,000 bytes TRUNCATED]…"
     front, back = f"a\n{'x' * 500}{mark}{'x' * 500}", f"{'y' * 500}{mark}{'y' * 500}\nb\n"
     assert result == Shown(f"{front}\n[4007 of 6012]\n{back}", 6012, 2005, truncated=True)
 

@@ -198,8 +198,8 @@ def test_the_default_of_every_name_may_be_given(make_registry: REGISTRY) -> None
     assert limits == Limits()
     registry = make_registry(
         limits=limits, env_passthrough=(), resolve_env=None, build_env=None, secrets=(),
-        allow_magics=True, expose=False, transcript=None, protect_host=False, capture_context=None, clean=None, bootstrap=None,
-        socket_dir=None,
+        allow_magics=True, expose=False, transcript=None, protect_host=False, capture_context=None,
+        clean=None, bootstrap=None, socket_dir=None,
     )  # fmt: skip
     result = registry.execute(
         "6*7", owner="a", tools=(), timeout=UNSET, max_tool_calls=UNSET, reset=False, pinned=False,
