@@ -65,7 +65,7 @@ def pid_of(name: str, child: str | None = None) -> int:
 
 
 def is_dead(pid: int) -> bool:
-    return traces.eventually(lambda: not psutil.pid_exists(pid), within=10)
+    return bool(traces.eventually(lambda: not psutil.pid_exists(pid), within=10))
 
 
 def has(name: str, variable: str, child: str | None = None) -> bool:
