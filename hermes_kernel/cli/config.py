@@ -7,7 +7,6 @@ from typing import Any
 
 import click
 
-from ..errors import ConfigError
 from ..host.configuration import Configuration
 from .sessions import print_table
 
@@ -18,8 +17,8 @@ def configuration() -> Configuration:
     """Return the configuration of this process; raises ConfigError."""
     try:
         directory = Path.cwd()
-    except FileNotFoundError:
-        raise ConfigError("the current directory is gone; go to one that exists") from None
+    except FileNotFoundError:  # it is gone, with what was in it
+        return Configuration.load(os.environ, None)
     return Configuration.load(os.environ, directory)
 
 

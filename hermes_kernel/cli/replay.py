@@ -28,7 +28,8 @@ from ..errors import ConfigError
 from ..host.blocking import BlockingRegistry
 from ..host.options import CallArguments, RegistryOptions
 from ..lifecycle.key import Owner
-from ..limits import UNSET, Limits, Unset
+from ..limits import UNSET, Unset
+from .config import configuration
 from .document import read_file
 from .interruption import Interruption
 from .progress import Place, RunProgress, progress
@@ -69,9 +70,9 @@ def replay(
     interrupted.
     """
     runs = _runs(file)
-    limits = Limits(max_kernels=MOST_KERNELS, idle_timeout=IDLE_TIMEOUT)
-    if timeout is not None:
-        limits = replace(limits, timeout=timeout)
+    # Of what is set elsewhere only limits count: the session is run as it was, and leaves no other record.
+    configured = configuration().with_arguments(timeout=timeout).limits()
+    limits = replace(configured, max_kernels=MOST_KERNELS, idle_timeout=IDLE_TIMEOUT)
     shown = progress()
     last = {run.owner: index for index, run in enumerate(runs, start=1)}
     with Interruption() as interruption, BlockingRegistry(limits=limits) as registry:

@@ -11,6 +11,7 @@ from ..errors import ConfigError
 from ..host.blocking import BlockingRegistry
 from ..host.options import CallArguments
 from ..limits import Limits
+from .config import configuration
 from .document import STDIN, Document
 from .interruption import Interruption
 from .progress import Place, RunProgress, progress, succeeded
@@ -74,19 +75,24 @@ def run(
     A cell that fails ends the run, and so does one that ends its kernel with sys.exit. With --keep-going the
     next cell runs, on a fresh kernel if there is none any more: then the state is gone.
 
+    What no option says comes from the environment or a file; `hermes-kernel config show` shows it.
+
     Exit codes: 0 all cells fine, 1 a cell failed, 2 a usage, configuration or start error, 130 interrupted.
     """
-    limits = Limits() if timeout is None else Limits(timeout=timeout)
+    settings = configuration().with_arguments(timeout=timeout, cwd=cwd, python=python)
+    registry_arguments = settings.registry_arguments()
     if save is not None:
         _check_save(save)
     elif record_tools:
         raise click.UsageError("--record-tools needs --save: the record is kept in the notebook")
     document = Document.read(file, with_notebook=save is not None)
-    arguments: CallArguments = {"cwd": _default_cwd(file) if cwd is None else cwd, "python": python}
+    arguments = settings.call_arguments()
+    if arguments["cwd"] is None:
+        arguments["cwd"] = _default_cwd(file)
     if tools is not None:
         arguments["tools"] = load_tools(tools)
     keeper = document.keeper(record_tools=record_tools)
-    with Interruption() as interruption, BlockingRegistry(limits=limits, _keeper=keeper) as registry:
+    with Interruption() as interruption, BlockingRegistry(**registry_arguments, _keeper=keeper) as registry:
         cell_run = CellRun(registry, document, arguments, interruption, progress(), keeper)
         try:
             failed = cell_run.run(as_json=as_json, keep_going=keep_going)

@@ -67,14 +67,14 @@ class Configuration:
     settings: Mapping[str, Setting]
 
     @classmethod
-    def load(cls, environ: Mapping[str, str], directory: Path) -> "Configuration":
-        """Read the settings of an environment, and of the files that count in a directory.
+    def load(cls, environ: Mapping[str, str], directory: Path | None) -> "Configuration":
+        """Read the settings of an environment, and of the files that count in a directory (None: no such).
 
         Raises ConfigError for a name that is no setting, with the nearest one, and for a file or a value that
         cannot be read.
         """
         settings = {name: Setting(default) for name, default in DEFAULTS.items()}
-        file = _file_named(environ) or _file_found(directory)
+        file = _file_named(environ) or (None if directory is None else _file_found(directory))
         if file is not None:
             path, values = file
             for name, value in values.items():
@@ -189,7 +189,9 @@ def _check_name(name: str, known: Mapping[str, Any], where: str) -> None:
     prefix = PREFIX if name.startswith(PREFIX) else ""  # the same in all: it makes none of them near
     short = {setting.removeprefix(prefix): setting for setting in known}
     near = difflib.get_close_matches(name.removeprefix(prefix), list(short), n=1)
-    hint = f"did you mean {short[near[0]]!r}?" if near else "`hermes-kernel config show` shows those there are"
+    hint = (
+        f"did you mean {short[near[0]]!r}?" if near else "`hermes-kernel config show` shows those there are"
+    )
     raise ConfigError(f"unknown setting {name!r} {where}: {hint}")
 
 

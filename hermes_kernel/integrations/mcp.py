@@ -54,7 +54,7 @@ _log = logging.getLogger(__name__)
 
 def tool_list(tools: Sequence[CellTool]) -> list[Tool]:
     """Return the tools of the server; the first tells what its cells can call."""
-    called = "".join(f"\n* {tool.name}: {tool.description.strip().splitlines()[0]}" for tool in tools)
+    called = "".join(f"\n* {tool.name}: {_first_line(tool.description)}" for tool in tools)
     more = f"\nThe code can call, as hermes_tools.name(...):{called}" if tools else ""
     code = {
         "code": {"type": "string", "description": "Python code; its last expression is shown."},
@@ -77,6 +77,10 @@ def tool_list(tools: Sequence[CellTool]) -> list[Tool]:
             annotations=ToolAnnotations(read_only_hint=True),
         ),
     ]
+
+
+def _first_line(description: str) -> str:
+    return next(iter(description.strip().splitlines()), "")
 
 
 def content_of(result: CellResult) -> list[ContentBlock]:
@@ -281,6 +285,8 @@ async def serve(configuration: Configuration, tools_from: str | None = None) -> 
 
 
 async def _serve(configuration: Configuration, tools_from: str | None) -> None:
+    # A line of a server's that is no message would be told with a traceback, and there may be many.
+    logging.getLogger("mcp.client.stdio").setLevel(logging.CRITICAL)
     arguments = configuration.registry_arguments()
     with claimed() as (source, target):
         async with ToolServers.of(tools_from, arguments["limits"].start_timeout) as servers:

@@ -8,6 +8,7 @@ import asyncio
 import os
 import queue
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,20 +33,15 @@ def claimed() -> Iterator[tuple[int, int]]:
     In their place are an empty input and standard error: what a library prints disturbs nothing. Raises
     ConfigError if they are closed.
     """
-    try:
-        os.fstat(2)
-    except OSError:
-        os.open(os.devnull, os.O_WRONLY)  # the lowest number that is free: nothing else is to get it
-    try:
-        source, target = os.dup(0), os.dup(1)
-    except OSError as error:
+    if sys.stdin is None or sys.stdout is None:  # something else may have got their numbers since
         raise ConfigError(
             "standard input or output is closed; an MCP client starts this command and talks to it there"
-        ) from error
-    nothing = os.open(os.devnull, os.O_RDONLY)
+        )
+    source, target = os.dup(0), os.dup(1)
+    nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
+    os.dup2(nothing if sys.stderr is None else 2, 1)
     os.close(nothing)
-    os.dup2(2, 1)
     try:
         yield source, target
     finally:
@@ -58,9 +54,12 @@ async def talk(server: "Server[Any]", source: int, target: int) -> None:
     """Serve the client on these descriptors until it sends no more, or reads no more."""
     lines = _Lines(source)
     output = _Output(target, lines)
-    # The SDK asks no more of its files than what these two have.
-    async with stdio_server(cast(Any, lines), cast(Any, output)) as (reading, writing):
-        await server.run(reading, writing, server.create_initialization_options())
+    try:
+        # The SDK asks no more of its files than what these two have.
+        async with stdio_server(cast(Any, lines), cast(Any, output)) as (reading, writing):
+            await server.run(reading, writing, server.create_initialization_options())
+    except* anyio.BrokenResourceError:
+        pass  # a line came when the server had ended already
 
 
 @contextmanager

@@ -37,6 +37,15 @@ def test_the_agent_loop_runs_from_anywhere(tmp_path: Path) -> None:
     assert ended.rstrip().endswith("4.5 °C on average, from a file of 40 rows.")
 
 
+def test_the_mcp_client_runs_from_anywhere(tmp_path: Path) -> None:
+    pytest.importorskip("mcp", reason="the extra `mcp` is not installed")
+    shown = ran_python(ROOT / "examples" / "mcp_client.py", cwd=tmp_path)
+    assert re.findall(r"^-- (\w+)$", shown, re.M) == ["ran", "failed", "ran", "ran", "ran"]
+    for part in ("40", "ValueError: could not convert string to float", "'Zugspitze': 4.5"):
+        assert part in shown
+    assert re.search(r"^\[image: \d+ characters\]$|no matplotlib", shown, re.M)
+
+
 def readme_blocks() -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S)
 
