@@ -1,5 +1,6 @@
 """The backend of hermes-agent's execute_code, with a plain agent: what its own tests ask, and more."""
 
+import contextlib
 import json
 import os
 import signal
@@ -375,6 +376,7 @@ def test_other_limits_take_hold_when_no_kernel_is_lost_by_it(make: Make) -> None
     agent = make(limits=Limits(max_kernels=1))
     in_session("a", "x = 1")
     agent.limits = Limits(max_kernels=3, timeout=7)
+    assert in_session("a", "print(x)")["output"] == "1\n"
     in_session("b", "x = 1")
     assert traces.eventually(lambda: owners() == {("b", None)})
     shutdown_kernels_for_owner("b")
@@ -593,6 +595,20 @@ def test_arguments_that_are_for_a_turn_alone_are_dropped(make: Make) -> None:
 def test_what_a_tool_answers_is_what_its_text_stands_for(make: Make, answer: object, told: str) -> None:
     make(dispatch=lambda *_, **__: answer)
     assert execute("import hermes_tools; print(hermes_tools.echo())")["output"] == f"{told}\n"
+
+
+def test_a_call_is_served_inside_of_what_the_host_puts_around_it(make: Make) -> None:
+    told: list[str] = []
+
+    @contextlib.contextmanager
+    def around() -> Iterator[None]:
+        told.append("before")
+        yield
+        told.append("after")
+
+    make(around_dispatch=around, dispatch=lambda *_, **__: told.append("call"))
+    assert execute("import hermes_tools as h; print(h.echo(1))")["output"] == "None\n"
+    assert told == ["before", "call", "after"]
 
 
 def test_an_async_dispatch_is_awaited(make: Make) -> None:
@@ -1026,6 +1042,9 @@ def test_a_cell_runs_on_the_projects_interpreter_or_on_the_agents_own_and_says_w
             assert reason in fallen_back["warning"]
             assert str(python) in fallen_back["warning"]
             assert "warning" not in execute("print(1)", child_python=str(python), **options)
+            assert "warning" not in execute("print(1)", **options)
+            again = execute("print(1)", child_python=str(python), **options)
+            assert (again["kernel"]["reused"], reason in again["warning"]) == (True, True)
 
 
 def test_the_directory_of_a_strict_cell_is_its_own_and_private(agent: Agent, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from .places import PROJECT, ChildPython
 from .toolstubs import HostTools
 
 INTERRUPTED = "[execution interrupted]"
+REMEMBERED_OWNERS = 1000
 
 _log = logging.getLogger(__name__)
 
@@ -49,6 +50,7 @@ class SessionKernels:
         self._registry: BlockingRegistry | None = None
         self._limits = Limits()
         self._calls = 0
+        self._reasons: dict[Owner, str | None] = {}
 
     def execute(self, cell: SessionCell) -> str:
         """Run a cell and return its result as JSON, also if it could not be run."""
@@ -114,10 +116,19 @@ class SessionKernels:
             show_value=False,
             interrupted=cell.is_interrupted,
         )
-        if python.reason is not None and not result.kernel.reused:
+        if self._is_news(owner, python, reused=result.kernel.reused) and python.reason is not None:
             note = f"The cell ran on {sys.executable}, the agent's own interpreter: {python.reason}."
             result = replace(result, warning=" ".join(filter(None, (result.warning, note))))
         return self._told(result, tuple(tools.named))
+
+    def _is_news(self, owner: Owner, python: ChildPython, *, reused: bool) -> bool:
+        """Whether the owner does not know why its cells do not run on the interpreter of the project."""
+        with self._lock:
+            known = self._reasons.pop(owner, None)
+            self._reasons[owner] = python.reason
+            if len(self._reasons) > REMEMBERED_OWNERS:
+                del self._reasons[next(iter(self._reasons))]
+        return not reused or known != python.reason
 
     def _owner(self, task_id: str) -> Owner:
         try:
