@@ -84,6 +84,23 @@ def budget() -> Any:
     return execute(code, max_tool_calls=2)
 
 
+def reads() -> Any:
+    """A script reads a file many times, then its model does, then the script writes what it has read."""
+    path = WORK / "hidden.txt"
+    path.write_text("seen by the script alone\n")
+    code = (
+        "import json; from hermes_tools import read_file\n"
+        f"print(json.dumps([read_file({str(path)!r}).get('content') for _ in range(6)]))"
+    )
+    script = [json.loads(execute(code, task_id="reads")["output"]) for _ in range(2)]
+    model = json.loads(model_tools.handle_function_call("read_file", {"path": str(path)}, task_id="reads"))
+    path.write_text("changed behind their backs\n")
+    written = execute(
+        f"from hermes_tools import write_file; print(write_file({str(path)!r}, 'x'))", task_id="reads"
+    )
+    return {"script": script, "model": model.get("content"), "written": written["output"]}
+
+
 def refusals() -> Any:
     """A tool that was not given; a thread that outlives its cell."""
     not_given = execute("from hermes_tools import terminal", sandbox_tools=frozenset({"read_file"}))
@@ -213,7 +230,7 @@ def entry() -> Any:
     return {"schema": schema, "first": first, "moved": moved, "reset": reset, "blank": blank}
 
 
-SCENES = (tools, budget, refusals, cleaning, environment, approval, sessions, interrupt, entry)
+SCENES = (tools, budget, reads, refusals, cleaning, environment, approval, sessions, interrupt, entry)
 
 
 def main() -> None:

@@ -50,7 +50,7 @@ def host(put: Put) -> Host:
 def test_without_hermes_agent_there_is_an_error_and_the_first_call_has_a_host_that_has_nothing(
     leaves_nothing: None,
 ) -> None:
-    with pytest.raises(ConfigError, match="hermes-agent cannot be imported.*give a Host"):
+    with pytest.raises(ConfigError, match=r"hermes-agent cannot be imported.*give a Host"):
         Host.from_hermes_agent()
     try:
         result = execute("import hermes_tools; print(hermes_tools.echo())", sandbox_tools={"echo"})
@@ -337,3 +337,18 @@ def test_the_first_call_finds_hermes_agent_by_itself(put: Put, no_kernels: None)
     assert execute(code, sandbox_tools={"echo"})["output"] == "['echo', 'task']\n"
     assert execute("1", is_interrupted=lambda: True)["output"] == "[execution interrupted — the user asked]"
     assert len(hermes_agent.session_kernels()) == 1
+
+
+def test_what_a_script_reads_is_not_counted_as_seen(put: Put) -> None:
+    told: list[tuple[str, str]] = []
+
+    def serve(name: str, arguments: dict[str, Any], *, task_id: str) -> str:
+        told.append((name, task_id))
+        return "{}"
+
+    put("model_tools", handle_function_call=serve, __file__="x")
+    put("tools.file_tools", reset_file_dedup=lambda task: told.append(("forgotten", task)))
+    host = Host.from_hermes_agent()
+    host.dispatch("read_file", {}, task_id="", cell=None)
+    host.dispatch("terminal", {}, task_id="t", cell=None)
+    assert told == [("forgotten", "default"), ("read_file", ""), ("forgotten", "default"), ("terminal", "t")]

@@ -110,6 +110,16 @@ def test_the_budget_of_a_cell_holds_for_real_tools(told: Told) -> None:
     assert told["budget"]["tool_calls_made"] == 2
 
 
+def test_a_script_reads_in_full_and_its_model_too_and_what_was_changed_meanwhile_is_noticed(
+    told: Told,
+) -> None:
+    scene = told["reads"]
+    contents = [content for script in scene["script"] for content in script] + [scene["model"]]
+    assert len(contents) == 13
+    assert all("seen by the script alone" in str(content) for content in contents)
+    assert "warning" in scene["written"], "the agent knows what was read, and that it has changed since"
+
+
 def test_what_was_not_given_and_what_outlives_its_cell_is_refused(told: Told) -> None:
     not_given, late = told["refusals"]["not_given"], told["refusals"]["late"]
     assert "cannot import name 'terminal'" in not_given["error"]

@@ -63,8 +63,17 @@ class AgentModules:
             ) from error
 
     def dispatch(self, name: str, arguments: dict[str, Any], *, task_id: str, cell: ToolCallContext) -> Any:
-        """Serve a call of a tool as the agent serves its model's."""
-        return self.handle_function_call(name, arguments, task_id=task_id)
+        """Serve a call of a tool as the agent serves its model's.
+
+        What a script reads its model has not seen: the script has all of it, and so has the model later.
+        """
+        if name != "read_file":
+            return self.handle_function_call(name, arguments, task_id=task_id)
+        _forget_reads(task_id)
+        try:
+            return self.handle_function_call(name, arguments, task_id=task_id)
+        finally:
+            _forget_reads(task_id)
 
     def resolve_owner(self, task_id: str) -> Owner:
         """Return the session, its delegated child, or the task that calls; raises ConfigError for none."""
@@ -279,6 +288,14 @@ class AgentModules:
         else:
             env.pop("PYTHONPATH", None)
         return env
+
+
+def _forget_reads(task_id: str) -> None:
+    """Have the agent answer the next read of a task's in full. Whether a file has changed it still knows."""
+    for name in ("reset_file_dedup", "notify_other_tool_call"):
+        forget = member("tools.file_tools", name)
+        if forget is not None:
+            forget(task_id or "default")
 
 
 def _callbacks() -> list[tuple[Callable[[], Any], Callable[[Any], Any]]]:
