@@ -20,6 +20,7 @@ import pytest
 from hermes_kernel import Limits, Owner
 from hermes_kernel.integrations import hermes_agent
 from hermes_kernel.integrations.hermes_agent import (
+    ChildPython,
     Host,
     child_cwd,
     child_python,
@@ -1031,6 +1032,12 @@ def test_a_cell_runs_on_the_projects_interpreter_or_on_the_agents_own_and_says_w
     broken = tmp_path / "broken"
     broken.write_text("#!/bin/sh\nexit 1\n")
     broken.chmod(0o755)
+    environ = {"VIRTUAL_ENV": str(tmp_path / "bare")}
+    chosen = child_python("project", environ, hermes_agent.unusable_python)
+    assert chosen.path == sys.executable
+    assert "no ipykernel" in str(chosen.reason)
+    environ = {"VIRTUAL_ENV": str(tmp_path / "works")}
+    assert child_python("project", environ, hermes_agent.unusable_python) == ChildPython(str(works))
     for python, reason in (
         (tmp_path / "bare" / "bin" / "python", "no ipykernel"),
         (broken, "exit code 1"),

@@ -42,6 +42,7 @@ __all__ = [
     "shutdown_kernels_for_owner",
     "shutdown_remote_kernels_for_owner",
     "shutdown_remote_kernels_where",
+    "unusable_python",
     "use",
 ]
 
@@ -131,6 +132,11 @@ def session_kernels() -> tuple[KernelInfo, ...]:
     """Describe the kernels that exist now."""
     kernels = _current.known()
     return () if kernels is None else kernels.kernels()
+
+
+def unusable_python(python: str) -> str | None:
+    """Say why a kernel cannot run on an interpreter, None if it can; for ``child_python``."""
+    return _current.get().unusable(python)
 
 
 def execute_code_schema(enabled_tools: Collection[str] | None = None, mode: object = None) -> dict[str, Any]:
