@@ -102,6 +102,7 @@ class CellResult:
     _stdout_count: StreamCount = NOTHING_WRITTEN
     _images: tuple[dict[str, Any], ...] = ()
     _masked: bool = False
+    _stdout_and_displays: str | None = None
     _shortened: bool = False
 
     @property
@@ -179,8 +180,8 @@ class CellResult:
         return extras
 
     def _output(self) -> str:
-        """Stdout, the value on a line of its own, then a block with stderr and the traceback."""
-        output = self.stdout
+        """Stdout with displays, the value on a line of its own, then a block with stderr and the traceback."""
+        output = self.stdout if self._stdout_and_displays is None else self._stdout_and_displays
         if self.value is not None:
             output = _joined(output, self.value)
         errors = self.stderr
@@ -275,6 +276,7 @@ def cell_result(
         _stdout_count=shown.counts["stdout"],
         _images=shown.images,
         _masked=shown.masked,
+        _stdout_and_displays=shown.stdout_and_displays,
         _shortened=shown.shortened,
     )
 

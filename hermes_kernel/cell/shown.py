@@ -78,6 +78,7 @@ class Presented:
 
     text: str = ""
     stdout: str = ""
+    stdout_and_displays: str = ""
     stderr: str = ""
     value: str | None = None
     outputs: tuple[dict[str, Any], ...] = ()
@@ -177,6 +178,7 @@ class _Presenter:
         return Presented(
             text=_ended(shown.text) + said if said else shown.text,
             stdout=streams["stdout"][0],
+            stdout_and_displays=self._with_displays(streams["stdout"][0], where),
             stderr=streams["stderr"][0],
             value=self._value(),
             outputs=notebook,
@@ -214,6 +216,18 @@ class _Presenter:
         total = self._outputs.total(name)
         count = min(shown.bytes_shown, total) if shown.truncated else total
         return shown.text, StreamCount(total, count, shown.truncated)
+
+    def _with_displays(self, stdout: str, where: "_Where") -> str:
+        """Return what was written to the standard output and displayed, in order."""
+        displays = [item for item in self._items if isinstance(item, dict) and _is_display(item)]
+        if not displays:
+            return stdout
+        own: list[Item] = [
+            item
+            for item in self._items
+            if (_is_display(item) if isinstance(item, dict) else item.name == "stdout")
+        ]
+        return self._fit(own, self._budget.output, where).text
 
     def _value(self) -> str | None:
         for item in reversed(self._items):
@@ -480,6 +494,10 @@ def _extent(items: list[Item]) -> tuple[int, int]:
 def _size(text: str) -> int:
     """Return how many bytes of UTF-8 a text takes; of ASCII, without a copy."""
     return len(text) if text.isascii() else len(text.encode())
+
+
+def _is_display(output: Mapping[str, Any]) -> bool:
+    return output.get("output_type") == "display_data"
 
 
 def _is_binary(mime: str) -> bool:

@@ -353,3 +353,22 @@ def test_errors_raised_by_a_call_are_of_the_same_shape(registry: BlockingRegistr
     with pytest.raises(HermesKernelError) as closed:
         registry.execute("1", owner="a")
     assert read(closed.value.to_json()).keys() - COMMON.keys() == {"error"}
+
+
+def test_the_output_has_what_was_displayed_in_its_place(registry: BlockingRegistry) -> None:
+    code = (
+        "from IPython.display import HTML, display\n"
+        "print('first'); display({'k': 1}); print('second', end=''); display(HTML('<b>bold</b>')); 5"
+    )
+    told = json.loads(registry.execute(code, owner="a").to_json())
+    assert told["output"] == "first\n{'k': 1}\nsecond\nbold\n5"
+    assert (told["stdout_bytes_total"], told["stdout_truncated"]) == (12, False)
+
+
+def test_many_displays_are_cut_to_the_budget(make_registry: Callable[..., BlockingRegistry]) -> None:
+    registry = make_registry(limits=Limits(output_bytes=1_000))
+    code = "for n in range(500):\n    display('x' * 20)\nprint('the end')"
+    told = json.loads(registry.execute(code, owner="a").to_json())
+    assert len(told["output"]) < 1_300
+    assert "TRUNCATED" in told["output"]
+    assert told["output"].endswith("the end\n")
