@@ -180,7 +180,7 @@ class CellResult:
         return extras
 
     def _output(self) -> str:
-        """Stdout with displays, the value on a line of its own, then a block with stderr and the traceback."""
+        """Stdout and displays, the value on a line of its own, then a block of stderr and the traceback."""
         output = self.stdout if self._stdout_and_displays is None else self._stdout_and_displays
         if self.value is not None:
             output = _joined(output, self.value)
