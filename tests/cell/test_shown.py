@@ -211,7 +211,7 @@ def test_eight_megabytes_take_no_time_to_speak_of(text: str) -> None:
         outputs.add(VOICE.stream(text[at : at + 131_072]))
     began = time.monotonic()
     result = present(outputs, None, cleaner=Masks(), store=Kept())
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30
     assert len(result.text.encode()) <= 51_000
 
 
