@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from hermes_kernel import BlockingRegistry, Limits
+from hermes_kernel.lifecycle.info import KernelState
 
 from .. import traces
 
@@ -20,11 +21,20 @@ if os.fork() == 0:
         os._exit(0)
     os.execvp("sleep", ["sleep", "300"])
 """
+
+
+def pid_of_kernel(registry: BlockingRegistry) -> int:
+    """The kernel that serves; the one before may still be on its way out."""
+    (pid,) = (info.pid for info in registry.kernels() if info.state is not KernelState.CLOSING)
+    assert pid is not None
+    return pid
+
+
 ENDS: dict[str, Callable[[BlockingRegistry], object]] = {
     "closed": lambda registry: registry.close_owner("a"),
     "exits": lambda registry: registry.execute("import sys; sys.exit(3)", owner="a"),
     "dies": lambda registry: registry.execute("import os; os._exit(5)", owner="a"),
-    "killed": lambda registry: os.kill(registry.kernels()[0].pid or 0, signal.SIGKILL),
+    "killed": lambda registry: os.kill(pid_of_kernel(registry), signal.SIGKILL),
     "timed out": lambda registry: registry.execute("import time; time.sleep(60)", owner="a", timeout=0.05),
     "reset": lambda registry: registry.execute("1", owner="a", reset=True),
 }

@@ -464,7 +464,7 @@ EXITS = {
     "many": "[r.execute('1', owner=n) for n in 'abc']",
     "mid-cell": """
         r.execute('1', owner='a')
-        def run(): r.execute('import time; open(1, "w", closefd=False); time.sleep(300)', owner='a')
+        def run(): r.execute('import time; time.sleep(300)', owner='a')
         threading.Thread(target=run, daemon=True).start()
         while not any(info.state.value == 'busy' for info in r.kernels()): pass
     """,
