@@ -431,6 +431,10 @@ def test_hosts_that_share_a_place_start_sweep_run_and_die_without_touching_each_
     with ThreadPoolExecutor(4) as pool:
         for outcome in [pool.submit(live, number) for number in range(4)]:
             outcome.result()
+    with host(
+        SPARE, runtime=place
+    ) as last:  # a spare that was just being made is for the next host to remove
+        last.cell("1")
     assert traces.eventually(lambda: not files_of(place) and not processes_of(place)), files_of(place)
 
 

@@ -137,9 +137,14 @@ def test_a_strangers_failure_aborts_none_of_the_owners_cells(
         assert (result.status, result.value) == (CellStatus.OK, "41")
 
 
-def test_a_strangers_own_queue_stops_at_its_failure_as_in_any_kernel(stranger: Stranger) -> None:
-    stranger.client.execute("1 / 0", stop_on_error=True)
+def test_a_strangers_own_queue_stops_at_its_failure_as_in_any_kernel(
+    stranger: Stranger, tmp_path: Path
+) -> None:
+    go_on = tmp_path / "go on"
+    _fifo(go_on)
+    stranger.client.execute(f"open({str(go_on)!r}).read(); 1 / 0", stop_on_error=True)
     second = stranger.client.execute("print('not run')", stop_on_error=True)
+    go_on.write_text("now")
     while True:
         reply = stranger.client.get_shell_msg(timeout=30)
         if reply["parent_header"]["msg_id"] == second:
