@@ -132,7 +132,8 @@ class _Lines:
         while data := self._piece():
             lines, newline, rest = data.rpartition(b"\n")
             if newline:
-                self._hand_over(bytes(pending + lines))
+                if whole := bytes(pending + lines):  # an empty piece says that there are no more
+                    self._hand_over(whole)
                 pending = bytearray(rest)
             else:
                 pending += data
