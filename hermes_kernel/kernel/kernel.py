@@ -101,12 +101,14 @@ class HermesKernel(IPythonKernel):
                 stream.flush(zmq.POLLOUT)
         token = CELL.set(self._cell_of(parent))
         shown = self.shell.ast_node_interactivity
-        if isinstance(hermes, dict) and hermes.get("show_value") is False:
+        hides_value = isinstance(hermes, dict) and hermes.get("show_value") is False
+        if hides_value:
             self.shell.ast_node_interactivity = "none"
         try:
             await super().execute_request(stream, ident, parent)
         finally:
-            self.shell.ast_node_interactivity = shown
+            if hides_value and self.shell.ast_node_interactivity == "none":  # a cell may have chosen another
+                self.shell.ast_node_interactivity = shown
             CELL.reset(token)
 
     def _cell_of(self, parent: dict[str, Any]) -> Cell | None:

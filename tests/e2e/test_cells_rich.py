@@ -318,3 +318,10 @@ def test_a_figure_that_cannot_be_drawn_fails_its_cell_alone(registry: BlockingRe
     assert "ValueError" in result.text
     assert pictures(result) == []
     still_answers(registry)
+
+
+def test_a_cell_may_choose_which_of_its_values_are_shown(registry: BlockingRegistry) -> None:
+    registry.execute("get_ipython().ast_node_interactivity = 'all'", owner="a")
+    assert registry.execute("1\n2", owner="a").text == "1\n2\n"
+    assert registry.execute("1\n2", owner="a", show_value=False).text == ""
+    assert registry.execute("1\n2", owner="a").text == "1\n2\n"
