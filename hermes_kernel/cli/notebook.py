@@ -19,8 +19,8 @@ from ..cell.transcript import (
     notebook_cell,
 )
 from ..errors import ConfigError
-from ..host.files import replace_file, text_bytes
 from ..lifecycle.key import Owner
+from ..process.files import replace_file, text_bytes
 from .script import Cell, CellKind
 
 FORMAT = 4

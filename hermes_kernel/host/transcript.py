@@ -17,7 +17,7 @@ from ..cell.toolrecord import RecordedCatalogue
 from ..cell.transcript import HumanCell, RanCell, SessionNotebook, Transcript
 from ..errors import ConfigError
 from ..lifecycle.key import Owner
-from .files import replace_file, text_bytes
+from ..process.files import replace_file, text_bytes
 
 WRITE_TIMEOUT = 0.5  # seconds that a result waits for its transcript; the writing goes on
 CLOSE_TIMEOUT = 10.0  # seconds that the registry's end waits for it

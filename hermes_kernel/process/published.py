@@ -9,15 +9,15 @@ import json
 import logging
 import os
 import re
-import secrets
 import stat
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from jupyter_core.paths import jupyter_runtime_dir
 
+from .files import RANDOM, put_file
 from .lock import SAFELY, is_own
 
 SPEC = "hermes-live"
@@ -27,7 +27,6 @@ DIRECTORY = "external_kernels"
 """What jupyter_server calls the directory by default, in its runtime directory."""
 
 _PREFIX, _SUFFIX = "hermes-", ".json"
-_HALF = 4  # random bytes in the name of a file that is being written
 _MAX_SIZE = 16 * 1024
 _log = logging.getLogger(__name__)
 
@@ -51,15 +50,12 @@ def publish(path: Path, info: Mapping[str, Any]) -> None:
     path.parent.mkdir(mode=0o700, exist_ok=True)
     _check_own(path.parent)
     # Not beside it: a front end takes every file of that directory for a kernel.
-    beside = path.parent.with_name(f".{path.name}.{secrets.token_hex(_HALF)}")
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | SAFELY, 0o600)
-    try:
-        with open(descriptor, "w", encoding="utf-8") as file:
-            json.dump({**info, "kernel_name": SPEC}, file, indent=1)
-        os.replace(beside, path)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
+    content = json.dumps({**info, "kernel_name": SPEC}, indent=1).encode()
+    put_file(path, lambda file: _put(file, content), mode=0o600, beside=path.parent.parent)
+
+
+def _put(file: BinaryIO, content: bytes) -> None:
+    file.write(content)
 
 
 def withdraw(path: Path | None) -> None:
@@ -77,7 +73,7 @@ def withdraw_halves(name: str, record: Mapping[str, Any]) -> None:
     path = _place_in(name, record)
     if path is None:
         return
-    half = re.compile(re.escape(f".{path.name}.") + f"[0-9a-f]{{{2 * _HALF}}}")
+    half = re.compile(re.escape(f".{path.name}.") + f"[0-9a-f]{{{2 * RANDOM}}}")
     try:
         found = [entry for entry in path.parent.parent.iterdir() if half.fullmatch(entry.name)]
         for entry in found:

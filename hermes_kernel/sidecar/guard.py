@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from .events import Events, Host
 from .system import system
-from .tree import end_tree
+from .tree import end_tree, ended_children
 
 GRACE = 1.0  # seconds for a program that is asked to end
 NOT_EXECUTED = 127  # exit code, as a shell has it
@@ -49,13 +49,7 @@ class Guard:
 
     def _reap(self) -> None:
         """Take in every child that has ended."""
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
+        for pid, status in ended_children():
             if pid == self._child:
                 self._status = status
 

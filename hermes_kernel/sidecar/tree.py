@@ -3,7 +3,7 @@
 import os
 import signal
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 
 from .events import Events
 from .system import system
@@ -11,6 +11,18 @@ from .system import system
 FAST = 0.03  # seconds in which an ordinary tree is gone; a fork bomb is not
 QUIET = 2  # looks at a tree that find nothing new until it counts as stopped
 ROUND = 0.3  # seconds for a stopped and killed tree to be gone
+
+
+def ended_children() -> Iterator[tuple[int, int]]:
+    """Take in every child of this process that has ended: its pid and its wait status."""
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        yield pid, status
 
 
 def end_tree(

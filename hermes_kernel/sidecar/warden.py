@@ -35,7 +35,7 @@ from .events import Events, Host
 from .remains import remove
 from .streams import STREAMS
 from .system import system
-from .tree import end_tree
+from .tree import end_tree, ended_children
 
 EARLY = 64 * 1024  # bytes that are kept of what a kernel writes before it takes its pipes
 LEFT = 1024 * 1024  # bytes of a dead kernel's pipe that are kept: as many as the pipe can hold
@@ -325,13 +325,7 @@ class Warden:
 
     def _reap(self) -> None:
         """Take in every child that has ended."""
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
+        for pid, status in ended_children():
             if pid == self._first and self._status is None:
                 self._status = self._status_of_kernel(status)
 

@@ -26,7 +26,7 @@ from .birth import Kernel, Spawned
 from .events import Events, Host
 from .remains import remove
 from .system import system
-from .tree import end_tree
+from .tree import end_tree, ended_children
 from .warden import Warden, receive
 
 MARK = "HERMES_KERNEL_COOKIE"
@@ -138,13 +138,7 @@ class Zygote:
             end_tree(self._events, self._reap, spare=lambda: self._wardens)
 
     def _reap(self) -> None:
-        while True:
-            try:
-                pid, _ = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
+        for pid, _ in ended_children():
             self._wardens.discard(pid)
 
     def _end(self) -> None:

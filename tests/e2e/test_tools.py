@@ -39,6 +39,7 @@ from hermes_kernel import (
 from hermes_kernel.cell.events import ToolCallEnded, ToolCallStarted
 
 from .test_cells_basics import still_answers
+from .test_nbclient import started
 
 Make = Callable[..., BlockingRegistry]
 
@@ -1366,16 +1367,6 @@ def test_under_asyncio_a_handler_can_run_a_cell_of_another_owner_and_none_of_its
 
 
 # -- plain Jupyter clients --------------------------------------------------------------------------------
-
-
-@contextmanager
-def started(**options: Any) -> Iterator[HermesKernelManager]:
-    manager = HermesKernelManager(**options)
-    asyncio.run(manager.start_kernel())
-    try:
-        yield manager
-    finally:
-        asyncio.run(manager.shutdown_kernel())
 
 
 @contextmanager

@@ -20,10 +20,11 @@ from hermes_kernel import BlockingRegistry, ConfigError, Limits, Owner
 from hermes_kernel.cell.result import KernelReport
 from hermes_kernel.cell.toolrecord import RecordedCatalogue
 from hermes_kernel.cell.transcript import RanCell, Transcript
-from hermes_kernel.host import files, transcript
+from hermes_kernel.host import transcript
 from hermes_kernel.host.options import RegistryOptions
 from hermes_kernel.host.transcript import SessionWriter, Transcripts, check_transcript_place
 from hermes_kernel.lifecycle.key import KernelKey
+from hermes_kernel.process import files
 
 from ..cell.test_result import result_of
 from ..fakes import FakeKernel, FakeLauncher

@@ -3,7 +3,6 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -89,14 +88,14 @@ def test_a_front_end_never_sees_a_file_that_is_not_whole(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[list[Path]] = []
-    dump = json.dump
+    replace = os.replace
 
-    def watched(content: Any, file: Any, **options: Any) -> None:
-        dump(content, file, **options)
-        file.flush()
+    def watched(half: Path, whole: Path) -> None:
+        assert json.loads(half.read_text())["key"] == "the key"
         seen.append(list(place.parent.iterdir()))
+        replace(half, whole)
 
-    monkeypatch.setattr(json, "dump", watched)
+    monkeypatch.setattr(os, "replace", watched)
     publish(place, INFO)
     assert seen == [[]]
     assert list(place.parent.iterdir()) == [place]
