@@ -132,6 +132,11 @@ class FakeKernel:
         self._exit_code = exit_code
         self._stop.set()
 
+    def leave(self, exit_code: int) -> None:
+        """Let the process end before its channels, which hold what it has sent, are read to their ends."""
+        self._exit_code = exit_code
+        self._ended(exit_code)
+
     def stop(self) -> None:
         self._stop.set()
         if threading.current_thread() is not self.thread:

@@ -420,14 +420,14 @@ class KernelSession:
             await self.kill()
 
     async def _drain(self) -> None:
-        """Wait until the IOPub channel has been read to its end."""
+        """Wait until the shell and IOPub channels have been read to their ends, the reply with them."""
         try:
             async with asyncio.timeout(DRAIN):
-                while "iopub" not in self._gone_channels:
+                while not self._gone_channels >= {"shell", "iopub"}:
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:  # a child of the kernel holds the socket open
-            _log.info("%s ended, but not its IOPub channel", self._launched.handle)
+            _log.info("%s ended, but not its channels", self._launched.handle)
         self._connection.read_all()
 
     async def _wait(self, until: float, cut: Cut | None) -> None:
