@@ -35,6 +35,15 @@ def parent(pid: int) -> int:
         return int(file.read().rpartition(")")[2].split()[1])
 
 
+def can_watch() -> bool:
+    """Whether the end of a process can be waited for."""
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError:
+        return False
+    return True
+
+
 def main() -> None:
     options = json.loads(sys.stdin.readline())
     limits = Limits(
@@ -49,7 +58,8 @@ def main() -> None:
         if kernel.isolation == "namespace":
             warden = parent(warden)
         pids = {"host": os.getpid(), "zygote": parent(warden), "warden": warden, "kernel": kernel.pid}
-        print(json.dumps({**pids, "isolation": kernel.isolation, "degraded": kernel.degraded}), flush=True)
+        who = {**pids, "isolation": kernel.isolation, "degraded": kernel.degraded, "watches": can_watch()}
+        print(json.dumps(who), flush=True)
         for word in sys.stdin:
             if word == "close\n":
                 registry.close_owner("a")
