@@ -57,13 +57,24 @@ class BlockingRegistry(RegistryBase):
         (nothing was started) and KernelStartError. An exception that reaches the waiting thread
         (KeyboardInterrupt, one of *interrupted*) interrupts the cell and is passed on.
         """
-        call = self._options.call(code, owner, arguments)
         if interrupted is not None and not callable(interrupted):
             raise ConfigError(f"interrupted={interrupted!r} cannot be called; give a function")
+        call = self._options.call(code, owner, arguments)
         cut = Cut()
-        if interrupted is not None and interrupted():
-            cut.interrupt()
-        future = self._submit(self._kernels.execute(call, cut))
+        try:
+            if interrupted is not None and interrupted():
+                cut.interrupt()
+            return self._result(self._submit(self._kernels.execute(call, cut)), cut, interrupted)
+        except BaseException as error:
+            call.observed.end(error=error)
+            raise
+
+    def _result(
+        self,
+        future: "concurrent.futures.Future[CellResult]",
+        cut: Cut,
+        interrupted: Callable[[], bool] | None,
+    ) -> CellResult:
         try:
             if interrupted is None:
                 return future.result()

@@ -55,7 +55,7 @@ class Observed:
 
     def tell(self, event: CellEvent) -> None:
         """Tell an event of the cell's tools."""
-        for observer in self._observers:
+        for observer in list(self._observers):
             try:
                 if isinstance(event, ToolCallStarted):
                     observer.tool_started(event)
@@ -65,10 +65,10 @@ class Observed:
                 _log.exception("an observer has failed")
 
     def end(self, result: CellResult | None = None, error: BaseException | None = None) -> None:
-        """Tell that the call is over."""
-        for observer in self._observers:
+        """Tell that the call is over, once: who comes second has nothing to add."""
+        while self._observers:
             try:
-                observer.ended(result, error)
+                self._observers.pop(0).ended(result, error)
             except Exception:  # noqa: BLE001  # an observer's code
                 _log.exception("an observer has failed")
 

@@ -237,7 +237,7 @@ class RegistryOptions:
             cleaner=cleaner,
             serving=SERVING.get(),
         )
-        return _observed(call, Observed.begin(key))  # nothing is refused any more
+        return _observed(call, Observed.begin(key))  # nothing is refused here any more
 
     def cleaner(self) -> Cleaner:
         """Return what cleans what is told besides the results; for the calling thread, as ``call``."""

@@ -84,7 +84,11 @@ class KernelRegistry(RegistryBase):
         """
         call = self._options.call(code, owner, arguments, asyncio.get_running_loop())
         cut = Cut()
-        return await self._await(self._kernels.execute(call, cut), cut)
+        try:
+            return await self._await(self._kernels.execute(call, cut), cut)
+        except BaseException as error:
+            call.observed.end(error=error)
+            raise
 
     async def check_python(self, python: str | os.PathLike[str] | None) -> None:
         """Raise InterpreterError if an interpreter cannot run a kernel; no kernel is started or ended."""
