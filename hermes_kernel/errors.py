@@ -6,10 +6,14 @@ This file also runs in the kernel's interpreter: standard library only, Python 3
 
 import json
 import math
+from collections.abc import Callable
 from typing import Any
 
 JSON_LIMIT = 100_000
 """Most characters of one result's JSON; a tool result above it is cut off by the agent (contract ENT-04)."""
+
+LOG_SHOWN = 4_000
+"""Characters of the end of a log that an error shows."""
 
 _CUT_ORDER = ("output", "error", "warning", "hint")
 _DEPTH = 100
@@ -141,7 +145,7 @@ class KernelStartError(HermesKernelError, RuntimeError):
     """A kernel did not come up; whatever had been started is gone again.
 
     ``argv`` is the command that was run, ``exit_code`` the code it ended with (negative: the signal; None:
-    it had not ended) and ``log_tail`` the last lines that it wrote.
+    it had not ended) and ``log_tail`` the end of what it wrote, of which the text shows the last lines.
     """
 
     def __init__(
@@ -158,6 +162,15 @@ class KernelStartError(HermesKernelError, RuntimeError):
         self.log_tail = log_tail
         super().__init__(message)
 
+    def mask(self, mask: Callable[[str], str]) -> None:
+        """Take out what nobody may read; *mask* returns a text without it.
+
+        The end of the log is cut after that: a secret that straddles the cut is whole before.
+        """
+        self.message = mask(self.message)
+        self.log_tail = mask(self.log_tail)[-LOG_SHOWN:]
+        self.args = (self.message,)
+
     def __str__(self) -> str:
         lines = [self.message]
         if self.argv:
@@ -165,7 +178,7 @@ class KernelStartError(HermesKernelError, RuntimeError):
         if self.exit_code is not None:
             lines.append(f"exit code: {self.exit_code}")
         if self.log_tail:
-            lines.append("last lines of its log:\n" + self.log_tail)
+            lines.append("last lines of its log:\n" + self.log_tail[-LOG_SHOWN:])
         return "\n".join(lines)
 
 

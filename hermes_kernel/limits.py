@@ -157,7 +157,12 @@ def _checked_directory(name: str, value: object) -> str:
     path = str(value) if isinstance(value, str | PurePath) else ""
     if not path or "\0" in path:
         raise ConfigError(f"{name}={value!r}: give the path of a directory")
-    return str(Path(path).expanduser().absolute())
+    try:
+        path.encode("utf-8", "surrogateescape")
+        return str(Path(path).expanduser().absolute())
+    # No file can have that name, the current directory is gone, or there is no user of that name.
+    except (UnicodeError, OSError, RuntimeError) as error:
+        raise ConfigError(f"{name}={value!r} cannot be used: {error}; give another directory") from error
 
 
 def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:

@@ -114,7 +114,13 @@ def test_the_start_methods_of_this_version_are_taken(value: str) -> None:
     + [("spare_kernels", True), ("memory_limit", True), ("memory_limit", 2**25), ("memory_limit", 0)]
     + [("max_tool_calls", value) for value in (-1, math.nan, True, 3.0, [], object(), "many")]
     + [("require_isolation", 0), ("max_kernels", 4.0), ("spill_dir", 3), ("spill_dir", b"/tmp")]
-    + [("spill_dir", ""), ("spill_dir", "a\0b"), ("spill_dir", object())],
+    + [
+        ("spill_dir", "/tmp/\ud800"),
+        ("spill_dir", "~nobody-of-that-name/x"),
+        ("spill_dir", ""),
+        ("spill_dir", "a\0b"),
+        ("spill_dir", object()),
+    ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
 def test_a_wrong_type_or_number_is_refused_for_every_limit(name: str, value: Any) -> None:

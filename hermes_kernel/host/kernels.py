@@ -125,6 +125,8 @@ class OwnedKernels:
         try:
             result = await self._execute(call, cut)
         except BaseException as error:
+            if isinstance(error, KernelStartError):  # it tells what a kernel has written
+                error.mask(call.cleaner.mask)
             call.observed.end(error=error)
             raise
         finally:

@@ -222,7 +222,8 @@ def _checked_env(env: object) -> Mapping[str, str]:
         raise ConfigError(f"env is a {type(env).__name__}; give a mapping of names to texts")
     for name, value in env.items():
         if not isinstance(name, str) or not isinstance(value, str) or "\0" in name + value:
-            raise ConfigError(f"env: {name!r}={value!r} is not a name and a text without NUL")
+            what = f"{name!r} has a {type(value).__name__}" if isinstance(name, str) else repr(name)
+            raise ConfigError(f"env: {what}; give names and values as texts without NUL")
     return env
 
 

@@ -41,7 +41,6 @@ REJECTED = "The kernel was ended: it sent too many messages that no kernel sends
 ASK_AGAIN = 0.2  # seconds without a message on IOPub until the kernel is asked once more
 RECONNECT = 5  # milliseconds; a kernel takes its time to start
 RECONNECT_FORKED = 1  # one that is a fork is about to have its sockets
-LOG_TAIL = 4096  # characters of what a kernel wrote before it could serve
 REMEMBERED_CELLS = 64  # cells that may still write after their end
 LATE = 100_000  # characters of that which are kept for one cell, besides its last ones
 PROBE = "None"
@@ -540,5 +539,5 @@ class KernelSession:
         if ended is None:
             return KernelStartError(what, argv=self._launched.argv)
         said = (ended.stderr.rest + ended.stderr.undrained).decode("utf-8", "backslashreplace")
-        log_tail = "\n".join(part for part in (ended.log_tail, said[-LOG_TAIL:].strip()) if part)
+        log_tail = "\n".join(part for part in (ended.log_tail, said.strip()) if part)
         return KernelStartError(what, argv=self._launched.argv, exit_code=ended.exit_code, log_tail=log_tail)

@@ -1,4 +1,4 @@
-"""Every private name of ipykernel that we rely on, in one place, and the check that they are there.
+"""The private names of ipykernel that our fast paths rely on, and the check that they are there.
 
 If one is missing the kernel runs on stock paths: the shell channel has its thread, a flush waits for its
 message to be sent. It is slower then, and as correct.
@@ -28,6 +28,10 @@ _SEAMS: tuple[tuple[str, object, str, tuple[str, ...]], ...] = (
     ("cells in the main thread", IPythonKernel, "shell_main", ("subshell_id", "msg")),
     ("interrupting an awaiting cell", IPythonKernel, "_cancel_on_sigint", ("future",)),
     ("topics of a rebound kernel", IPythonKernel, "_topic", ("topic",)),
+    *(
+        ("running start-up code", IPKernelApp, f"_run_{what}", ())
+        for what in ("startup_files", "exec_lines", "exec_files", "cmd_line_code", "module")
+    ),
     ("the IOPub thread", IOPubThread, "__init__", ("socket", "pipe", "session")),
     ("the control thread", ControlThread, "__init__", ()),
 )

@@ -1,12 +1,13 @@
 """Which Python runs a kernel, and whether it can."""
 
 import asyncio
+import contextlib
 import json
 import os
 import re
+import secrets
 import shlex
 import shutil
-import signal
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -14,11 +15,13 @@ from pathlib import Path
 from ..errors import InterpreterError
 from ..sidecar import __file__ as _sidecar
 from .launch import Interpreter
+from .marked import MARK, end_marked
 
 OLDEST_PYTHON = (3, 10)
 OLDEST_IPYKERNEL = (7, 3)
 FIRST_UNKNOWN_IPYKERNEL = (8,)
 NEEDED = "ipykernel>=7.3,<8"
+END_TIMEOUT = 1.0  # seconds for what a probe has left to be gone
 
 _PROBE = Path(_sidecar).with_name("probe.py").absolute()
 
@@ -36,7 +39,7 @@ def resolve(python: str | os.PathLike[str] | None) -> str:
     name = os.fspath(python)
     if not name or "\0" in name:
         raise InterpreterError(f"python={name!r}: give the path or the name of an interpreter")
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))
     try:
         is_directory = path.is_dir()
     except OSError as error:  # longer than any name may be
@@ -68,6 +71,7 @@ async def probe(python: str, env: dict[str, str], *, timeout: float) -> Interpre
     Raises InterpreterError with what was found, what is needed and the command that helps. *timeout* is in
     seconds.
     """
+    cookie = secrets.token_hex(16)
     try:
         process = await asyncio.create_subprocess_exec(
             python,
@@ -75,7 +79,7 @@ async def probe(python: str, env: dict[str, str], *, timeout: float) -> Interpre
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            env=env,
+            env={**env, MARK: cookie},
             start_new_session=True,
         )
     except (OSError, ValueError) as error:
@@ -91,7 +95,7 @@ async def probe(python: str, env: dict[str, str], *, timeout: float) -> Interpre
             f"python={python!r} did not answer within {timeout:g} s; give another interpreter"
         ) from None
     finally:
-        await _end(process)
+        await _end(process, cookie)
     try:
         answer = json.loads(out)
         major, minor = (int(part) for part in answer["version"])
@@ -113,14 +117,14 @@ async def _read(stream: asyncio.StreamReader | None) -> bytes:
     return data
 
 
-async def _end(process: "asyncio.subprocess.Process") -> None:
+async def _end(process: "asyncio.subprocess.Process", cookie: str) -> None:
     """Leave nothing of the probe: a script in an interpreter's place may have started others."""
     if process.returncode is None:
-        if hasattr(os, "killpg"):
-            os.killpg(process.pid, signal.SIGKILL)
-        else:
-            process.kill()
-        await process.wait()
+        process.kill()
+    await asyncio.get_running_loop().run_in_executor(None, end_marked, {cookie})
+    with contextlib.suppress(TimeoutError):  # somebody who is not to be found holds its pipes
+        async with asyncio.timeout(END_TIMEOUT):
+            await asyncio.gather(_read(process.stdout), _read(process.stderr), process.wait())
 
 
 def _checked(python: str, python_version: tuple[int, int], ipykernel: str | None) -> Interpreter:

@@ -10,6 +10,7 @@ import sysconfig
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,7 +24,7 @@ from .launch import Ended, Interpreter, KernelExit, KernelHandle, Launched, Laun
 from .launchclass import Program, launch_class, start_variables
 from .marked import MARK, end_marked
 from .published import place_of, publish, withdraw
-from .staging import LOG_TAIL, Staging, StagingError, remove_trees
+from .staging import Staging, StagingError, remove_trees
 from .sweep import remove_retired, sweep
 from .tree import IsolationRefusedError, ProcessTree, Seat, TreeSpec, make_trees
 from .warden import WardenGoneError
@@ -31,12 +32,14 @@ from .zygote import KERNEL_MODULE, LAUNCHER, start_ticks
 
 NODE = "local"
 PLAIN = "HERMES_KERNEL_PLAIN"
+START_UP = "PYTHONSTARTUP"  # names code that runs before a kernel can serve: a welcome comes before it
 PROBE_TIMEOUT = 10.0  # seconds for an interpreter to say what it has
 KILL_TIMEOUT = 5.0  # seconds for a killed tree to be gone
 SWEEP_TIMEOUT = 2.0  # seconds to look for what a killed warden has left
 SWEEP_INTERVAL = 60.0  # seconds between two looks for what dead hosts have left
 REMOVAL_WAIT = 0.5  # seconds that the end of a kernel waits for the removal of its files
 CLOSE_TIMEOUT = 5.0  # seconds for all that is still being removed when the launcher is closed
+REMOVERS = 2  # threads that remove files
 REMEMBERED = 1000  # ended kernels whose exit code can still be asked for
 
 _PACKAGE = Path(_sidecar).absolute().parent.parent
@@ -65,6 +68,8 @@ class LocalLauncher:
         self._kernels: dict[KernelHandle, _Kernel] = {}
         self._ended: OrderedDict[KernelHandle, KernelExit] = OrderedDict()
         self._removals: set[asyncio.Future[Any]] = set()
+        # Apart from the threads that make results: a cell may have left files for minutes.
+        self._remover = ThreadPoolExecutor(REMOVERS, "hermes-kernel-remover")
         self._interpreters: dict[str, Interpreter] = {}
         self._incarnations = itertools.count()
         self._swept_at = -math.inf
@@ -82,7 +87,7 @@ class LocalLauncher:
         if python == sys.executable:
             found = interpreter.own()
         else:
-            env = scrub(environment_now(), platform=sys.platform, policy=EnvPolicy())
+            env = _seen_by(python, scrub(environment_now(), platform=sys.platform, policy=EnvPolicy()))
             found = await interpreter.probe(python, env, timeout=timeout)
         self._interpreters[python] = found
         return found
@@ -113,7 +118,7 @@ class LocalLauncher:
             isolation=begun.isolation,
             degraded="; ".join(begun.notes) or None,
             start_method=tree.how,
-            greets=tree.greets,
+            greets=tree.greets and START_UP not in spec.env,
             published=None if begun.published is None else str(begun.published),
         )
 
@@ -152,20 +157,21 @@ class LocalLauncher:
         if self._forget(handle, kernel.exited.result()):
             await self._remove(kernel.staging)
         if asyncio.get_running_loop().time() - self._swept_at > SWEEP_INTERVAL:
-            self._in_background(sweep)
+            self._remove_in_background(sweep)
         return kernel.gone.result()
 
     async def sweep(self) -> None:
         """Remove what kernels of dead hosts have left on this machine."""
-        self._in_background(sweep)
+        self._remove_in_background(sweep)
 
     async def close(self) -> None:
         """End every kernel, and wait for the removal of what they have left."""
         await asyncio.gather(*(self.end(handle, timeout=KILL_TIMEOUT) for handle in list(self._kernels)))
         await self._trees.close()
-        self._in_background(remove_retired)
+        self._remove_in_background(remove_retired)
         if self._removals:
             await asyncio.wait(self._removals, timeout=CLOSE_TIMEOUT)
+        self._remover.shutdown(wait=False)
 
     def _forks(self, spec: LaunchSpec, notes: list[str]) -> bool:
         """Whether the kernel is to be forked; if that was asked for and cannot be, *notes* says why."""
@@ -280,7 +286,7 @@ class LocalLauncher:
             )
         elif sys.platform != "darwin":  # where who belongs to it is remembered, and one may have been missed
             return ended
-        is_clean = await self._in_background(end_marked, {cookie})
+        is_clean = await self._in_background(end_marked, {cookie}, threads=None)
         return ended if is_clean else Ended.NOT_CLEAN
 
     def _forget(self, handle: KernelHandle, exit_: KernelExit) -> bool:
@@ -292,16 +298,21 @@ class LocalLauncher:
 
     async def _remove(self, staging: Staging) -> None:
         """Remove a kernel's directory. A cell may have filled it: then that goes on without its caller."""
-        removal = self._in_background(remove_trees, staging.retire())
+        removal = self._remove_in_background(remove_trees, staging.retire())
         await asyncio.wait({removal}, timeout=REMOVAL_WAIT)
 
-    def _in_background(self, function: Callable[..., T], *arguments: Any) -> "asyncio.Future[T]":
+    def _remove_in_background(self, function: Callable[..., T], *arguments: Any) -> "asyncio.Future[T]":
+        if function is sweep:
+            self._swept_at = asyncio.get_running_loop().time()
+        return self._in_background(function, *arguments, threads=self._remover)
+
+    def _in_background(
+        self, function: Callable[..., T], *arguments: Any, threads: ThreadPoolExecutor | None
+    ) -> "asyncio.Future[T]":
         """Run *function* on a thread, or here if the interpreter ends and no thread can be started."""
         loop = asyncio.get_running_loop()
-        if function is sweep:
-            self._swept_at = loop.time()
         try:
-            work = loop.run_in_executor(None, _logged, function, *arguments)
+            work = loop.run_in_executor(threads, _logged, function, *arguments)
         except RuntimeError:
             work = loop.create_future()
             work.set_result(_logged(function, *arguments))
@@ -393,7 +404,7 @@ async def _exit_of(process: ProcessTree, staging: Staging) -> KernelExit:
     return KernelExit(
         status.exit_code,
         status.signal,
-        f"{staging.log_tail()}\n{said}".strip()[-LOG_TAIL:],
+        f"{staging.log_tail()}\n{said}".strip(),
         stdout=_with_pipe(staging.rest("stdout"), out),
         stderr=_with_pipe(staging.rest("stderr"), err),
         last_cell=staging.last_cell(),
@@ -440,6 +451,13 @@ def _connection(staging: Staging, spec: LaunchSpec) -> dict[str, Any]:
     }
 
 
+def _seen_by(python: str, env: dict[str, str]) -> dict[str, str]:
+    """Return *env* as an interpreter sees it: if it is another one, without what belongs to ours."""
+    if python != sys.executable:
+        _leave_own_environment(env, Path(python))
+    return env
+
+
 def _leave_own_environment(env: dict[str, str], python: Path) -> None:
     """Take out of *env* what belongs to this interpreter's packages, and say where the other's are."""
     own = {Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")}
@@ -461,9 +479,7 @@ def _is_own(entry: Path, own: set[Path]) -> bool:
 
 def _environment(spec: LaunchSpec) -> dict[str, str]:
     """The last word on what the kernel sees: scrubbed here whatever came before, then what all have."""
-    env = scrub(spec.env, platform=sys.platform, policy=spec.env_policy)
-    if spec.python != sys.executable:
-        _leave_own_environment(env, Path(spec.python))
+    env = _seen_by(spec.python, scrub(spec.env, platform=sys.platform, policy=spec.env_policy))
     env.update(FIXED)
     if os.environ.get(PLAIN) == "1":
         env[PLAIN] = "1"

@@ -59,6 +59,7 @@ class Nursery:
         self._zygotes: dict[ZygoteClass, Zygote] = {}  # the one that was used last is the last
         self._spares: list[_Spare] = []
         self._filling: asyncio.Task[None] | None = None
+        self._stopped: set[asyncio.Task[None]] = set()  # filling that has been cancelled and is not over
         self._leaving: set[asyncio.Task[None]] = set()
         self._release: asyncio.TimerHandle | None = None
         self._closing = False
@@ -80,9 +81,9 @@ class Nursery:
 
     async def discard_spares(self) -> None:
         """End what is kept ready: a kernel of its class could not be used."""
-        if self._filling is not None and not self._filling.done():
-            self._filling.cancel()
-            await asyncio.wait({self._filling})
+        self._stop_filling()
+        if self._stopped:
+            await asyncio.wait(self._stopped)
         spares, self._spares = self._spares, []
         await asyncio.gather(*(spare.seat.give_up(timeout=SPARE_END_TIMEOUT) for spare in spares))
 
@@ -170,9 +171,16 @@ class Nursery:
     def _plan_spares(self, kind: LaunchClass, program: Program) -> None:
         if self._wanted_spares == 0 or not kind.zygote.forks or self._closing:
             return
-        if self._filling is not None:
-            self._filling.cancel()
+        self._stop_filling()
         self._filling = asyncio.get_running_loop().create_task(self._fill(kind, program))
+
+    def _stop_filling(self) -> None:
+        """Cancel it once: a second time would keep it from cleaning up."""
+        filling, self._filling = self._filling, None
+        if filling is not None and not filling.done():
+            filling.cancel()
+            self._stopped.add(filling)
+            filling.add_done_callback(self._stopped.discard)
 
     async def _fill(self, kind: LaunchClass, program: Program) -> None:
         await asyncio.sleep(SPARE_DELAY)

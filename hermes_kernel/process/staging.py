@@ -32,7 +32,9 @@ from .launch import StreamRest
 from .lease import Lease
 
 SOCKET_PATH_LIMIT = 103 if sys.platform == "darwin" else 107
-LOG_TAIL = 4_000
+LOG_TAIL = 64 * 1024
+"""Bytes of the end of a log that are kept: more than an error shows, so that secrets in it are whole."""
+
 REST_SIZE = 256 * 1024
 """Bytes of each stream that survive the kernel process, see ``hermes_kernel.kernel.rest``."""
 
@@ -302,9 +304,9 @@ def check_socket_dir(socket_dir: str) -> str:
     """Return *socket_dir* as an absolute path; raises ConfigError if no socket can stand in it."""
     if not isinstance(socket_dir, str | os.PathLike) or not os.fspath(socket_dir):
         raise ConfigError(f"socket_dir={socket_dir!r}: give the path of a directory")
-    path = Path(os.fspath(socket_dir)).absolute()
-    _short_socket_place("any", str(path))
     try:
+        path = Path(os.path.abspath(os.fspath(socket_dir)))
+        _short_socket_place("any", str(path))
         path.mkdir(mode=0o700, exist_ok=True)
     except (OSError, ValueError) as error:
         raise ConfigError(

@@ -269,8 +269,11 @@ class Warden:
         answer = self._first_word()
         if answer != "kernel":
             raise IsolationError(errno.EPERM, answer or "the first process of the namespace says nothing")
-        (self._pid,) = system.children_of(first)
-        self._kernel_watch = system.watch(self._pid)
+        try:
+            (self._pid,) = system.children_of(first)
+            self._kernel_watch = system.watch(self._pid)
+        except (OSError, ValueError) as error:  # it has ended, or this /proc tells nobody's children
+            raise IsolationError(errno.ESRCH, f"the kernel in its namespace is not found: {error}") from error
 
     def _first_word(self) -> str:
         """Return what the first process of the namespace says of its kernel."""

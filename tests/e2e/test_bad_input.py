@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from hermes_kernel import (
@@ -23,10 +24,13 @@ from hermes_kernel import (
     HermesKernelError,
     KernelStartError,
     Limits,
+    Loss,
     Owner,
 )
 from hermes_kernel.errors import InterpreterError
 
+from .. import traces
+from ..conftest import START_METHOD
 from .test_json_contract import COMMON, read
 
 REGISTRY = Callable[..., BlockingRegistry]
@@ -365,13 +369,13 @@ def test_a_predicate_that_takes_its_time_costs_its_own_call_that_time_and_no_mor
 
 def test_a_predicate_that_raises_hurts_its_own_call_alone(registry: BlockingRegistry) -> None:
     works(registry)
+    answers = iter([False, False])
     started = time.monotonic()
-    try:
-        registry.execute("import time; time.sleep(60)", owner="a", timeout=30, interrupted=lambda: 1 / 0)  # type: ignore[arg-type,return-value]
-    except ZeroDivisionError:
-        pass
+    with pytest.raises(StopIteration):
+        registry.execute("import time; time.sleep(60)", owner="a", timeout=30, interrupted=answers.__next__)
     assert time.monotonic() - started < 5
-    assert registry.execute("print(6*7)", owner="a").stdout == "42\n"
+    result = registry.execute("print(6*7)", owner="a")
+    assert (result.stdout, result.kernel.lost) == ("42\n", Loss.INTERRUPTED)
 
 
 def test_an_interpreter_that_cannot_be_run_is_refused_by_name(
@@ -398,6 +402,7 @@ def test_an_interpreter_that_cannot_be_run_is_refused_by_name(
         loop,
         no_shebang,
         bad_shebang,
+        "~nobody-of-that-name/bin/python",
         "",
         "py\0thon",
     ):
@@ -448,6 +453,31 @@ def test_an_interpreter_that_never_says_what_it_is_is_given_up(
     with refused(str(python), kind=HermesKernelError, by=registry):
         registry.execute("1", owner="a", python=python)
     assert time.monotonic() - started < 3
+
+
+@pytest.mark.usefixtures("leaves_nothing")
+@pytest.mark.parametrize("starts", ["sleep 600 &", "setsid sleep 600 &"])
+def test_what_is_no_python_leaves_nothing_of_what_it_started(
+    make_registry: REGISTRY, tmp_path: Path, starts: str
+) -> None:
+    python = script(tmp_path / "python", f"{starts}\necho $! > {tmp_path}/started; exit 0")
+    registry = make_registry(limits=Limits(start_timeout=1))
+    with refused(str(python), kind=HermesKernelError, by=registry):
+        registry.execute("1", owner="a", python=python)
+    started = int((tmp_path / "started").read_text())
+    assert traces.eventually(lambda: not psutil.pid_exists(started))
+
+
+@pytest.mark.skipif(START_METHOD == "spawn", reason="a spawned kernel is asked when it can serve")
+def test_a_start_up_file_without_an_end_costs_start_timeout(make_registry: REGISTRY, tmp_path: Path) -> None:
+    start_up = tmp_path / "start_up.py"
+    start_up.write_text("import time; time.sleep(600)")
+    registry = make_registry(env_passthrough=["PYTHONSTARTUP"], limits=Limits(start_timeout=2, timeout=None))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONSTARTUP", str(start_up))
+        with refused("start_timeout", kind=KernelStartError, by=registry):
+            registry.execute("1", owner="a")
+    works(registry)
 
 
 @pytest.fixture
@@ -559,8 +589,8 @@ def test_a_directory_for_sockets_that_cannot_hold_them_is_refused(
     long.mkdir()
     file = tmp_path / "file"
     file.write_text("x")
-    for socket_dir in (long, file):
-        with refused(str(socket_dir), kind=HermesKernelError):
+    for socket_dir in (long, file, "/tmp/\ud800"):
+        with refused(ascii(str(socket_dir))[1:-1], kind=HermesKernelError):
             registry = make_registry(socket_dir=socket_dir)
             registry.execute("1", owner="a")
 

@@ -8,7 +8,7 @@ import pytest
 from jupyter_client.kernelspec import KernelSpec
 from nbclient import NotebookClient
 
-from hermes_kernel import BlockingRegistry, HermesKernelManager
+from hermes_kernel import BlockingRegistry, ConfigError, HermesKernelManager, KernelStartError
 from hermes_kernel.process.environment import EnvPolicy
 
 SECRET = "sk-hold0123456789abcdefghij"
@@ -124,3 +124,33 @@ def test_a_manager_lets_a_declared_name_pass(monkeypatch: pytest.MonkeyPatch) ->
     client.kc.stop_channels()
     asyncio.run(manager.shutdown_kernel(now=True))
     assert node.cells[0].outputs[0].data["text/plain"] == "'1'"
+
+
+def test_the_error_of_a_kernel_that_does_not_start_tells_no_secret(
+    make_registry: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_TOKEN", SECRET)
+    given = "quite-ordinary-but-not-to-be-told"
+    for ends in ("raise ValueError(told)", "import os; os.write(2, told.encode()); os._exit(3)"):
+        registry = make_registry(
+            secrets=[given],
+            env_passthrough=["MY_TOKEN"],
+            bootstrap=f"import os; told = os.environ['MY_TOKEN'] + ' {given}' + 'x' * 3_980; {ends}",
+        )
+        with pytest.raises(KernelStartError) as caught:
+            registry.execute("1", owner="a")
+        error = caught.value
+        for text in (error.to_json(), str(error), repr(error), error.log_tail):
+            assert given not in text
+            assert SECRET[-12:] not in text
+        assert "***" in error.message or error.log_tail.endswith("x" * 3_980)
+
+
+def test_an_environment_that_cannot_be_is_refused_without_its_values() -> None:
+    async def start(env: dict[str, object]) -> None:
+        await HermesKernelManager().start_kernel(env=env)
+
+    for value in (b"sk-hold0123456789abcdefghij", "sk-hold0123456789\0abcdefghij", ["sk-hold0123456789"]):
+        with pytest.raises(ConfigError, match="OPENAI_API_KEY") as caught:
+            asyncio.run(start({"OPENAI_API_KEY": value}))
+        assert "sk-hold" not in str(caught.value)
