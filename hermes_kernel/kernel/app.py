@@ -56,6 +56,11 @@ class EmptyProfileDir(ProfileDir):
     def check_dirs(self) -> None:
         """Make none of the directories that a profile may have."""
 
+    def move_to(self, location: str) -> None:
+        """Stand somewhere else from now on."""
+        self._location_isset = False
+        self.location = location
+
     def _mkdir(self, path: str, mode: int | None = None) -> bool:
         return False
 
@@ -75,6 +80,7 @@ class HermesKernelApp(IPKernelApp):
     degraded = Unicode(None, allow_none=True, help="Why the kernel runs on stock paths, if it does.")
     options = Dict(help="What the host has written into the private connection file.")
     stdio: Any = None
+    profile_dir: Any
     displayhook: Any = None
     control_port: int
     iopub_port: int
@@ -101,6 +107,7 @@ class HermesKernelApp(IPKernelApp):
     def build(self, argv: Any = None) -> None:
         """Make the state: everything that needs no connection, and nothing that a fork would break."""
         BaseIPythonApplication.initialize(self, argv)
+        self.profile_dir = EmptyProfileDir(location=self.profile_dir.location)
         self.log.setLevel(self.log_level)  # it makes a record of everything, for handlers that want nothing
         self.configure_tornado_logger()
         self.init_pdb()
@@ -145,6 +152,7 @@ class HermesKernelApp(IPKernelApp):
         self._directory = place.parent
         self.bind()
         if waits:
+            self.kernel.get_ready()  # it says so, and nobody hears it
             # Whoever subscribes is greeted, with a signature: that must wait until the key is there.
             self.iopub_thread.io_loop.add_callback(self._may_publish.wait)
             self.iopub_thread.start()
@@ -168,11 +176,8 @@ class HermesKernelApp(IPKernelApp):
     def _bind_to_process(self) -> None:
         here = os.environ.get("IPYTHONDIR")
         if here is not None and self.ipython_dir != here:  # type: ignore[has-type]
-            self.ipython_dir = here
-            self.profile_dir: Any = EmptyProfileDir(location=os.path.join(here, "profile_default"))
-            shell = self.kernel.shell
-            shell.ipython_dir = self.ipython_dir
-            shell.profile_dir = self.kernel.profile_dir = self.profile_dir
+            self.ipython_dir = self.kernel.shell.ipython_dir = here
+            self.profile_dir.move_to(os.path.join(here, "profile_default"))
         self.kernel.bind()
         self.init_gui_pylab()
 

@@ -52,6 +52,7 @@ class HermesKernel(IPythonKernel):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._pid = 0
+        self._is_ready = False
         self._runs_for_owner = True
         self._leftovers = Leftovers()
         self._left_out = 0
@@ -80,13 +81,19 @@ class HermesKernel(IPythonKernel):
         self._pid = os.getpid()
         self.shell.init_environment()
 
+    def get_ready(self) -> None:
+        """Do what has to be done before requests are served, once."""
+        if not self._is_ready:
+            self._is_ready = True
+            super().start()
+            carry_cell_into_threads()
+            self.shell.user_ns_hidden[NAME] = self.tools.module
+            self._wake_on_signals()
+
     def start(self) -> None:
         """Begin to serve."""
-        super().start()
-        carry_cell_into_threads()
+        self.get_ready()
         self._leftovers.begin()
-        self.shell.user_ns_hidden[NAME] = self.tools.module
-        self._wake_on_signals()
 
     async def execute_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
         """Run one cell on whole output descriptors, and say first that it has begun."""
