@@ -145,7 +145,7 @@ def test_an_awaiting_cell_is_interrupted(kernel: Kernel) -> None:
     assert kernel.run("kept").value == "1"
 
 
-CHILD = "import subprocess; subprocess.Popen(['sleep', '600']).pid"
+CHILD = "import subprocess; subprocess.Popen(['sleep', '600'], start_new_session=True).pid"
 
 
 def test_delete_ends_the_kernel_and_its_children(server: Server, kernel: Kernel) -> None:
@@ -211,15 +211,16 @@ def test_a_server_that_is_asked_to_end_leaves_nothing(tmp_path: Path, own_runtim
 
 @pytest.mark.parametrize(
     "cell",
-    ["1", "import time; print('begun', flush=True); time.sleep(60)"],
+    ["", "import time; print('begun', flush=True); time.sleep(60)"],
     ids=["idle", "busy"],
 )
 def test_a_kernel_ends_with_a_server_that_is_killed(cell: str, tmp_path: Path, own_runtime: Path) -> None:
     with jupyter_server(tmp_path, own_runtime) as server, closing(Kernel(server, "hermes")) as kernel:
-        if cell == "1":
-            kernel.run(cell)
-        else:
+        child = psutil.Process(int(kernel.run(CHILD).value or 0))
+        if cell:
             kernel.until_printed(kernel.begin(cell), "begun")
         server.process.kill()
         server.process.wait()
-        assert traces.eventually(lambda: traces.is_gone(kernel.process), within=POLLER_WAIT)
+        assert traces.eventually(
+            lambda: traces.is_gone(kernel.process) and traces.is_gone(child), within=POLLER_WAIT
+        )

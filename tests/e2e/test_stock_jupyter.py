@@ -94,11 +94,14 @@ def test_a_blocking_manager_works_too() -> None:
         client.context.destroy()
 
 
-def test_children_of_the_kernel_end_with_it() -> None:
+@pytest.mark.parametrize("own_session", [False, True])
+def test_children_of_the_kernel_end_with_it(own_session: bool) -> None:
+    code = f"import subprocess; subprocess.Popen(['sleep', '600'], start_new_session={own_session}).pid"
+
     async def main() -> int:
         manager = AsyncKernelManager(kernel_name="hermes")
         await manager.start_kernel()
-        child = await value_of(manager, "import subprocess; subprocess.Popen(['sleep', '600']).pid")
+        child = await value_of(manager, code)
         await manager.shutdown_kernel()
         return int(child)
 
