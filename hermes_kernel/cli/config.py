@@ -1,12 +1,14 @@
 """``hermes-kernel config``: what is set, and where."""
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
 
 import click
 
+from ..errors import plain
 from ..host.configuration import Configuration
 from .sessions import print_table
 
@@ -46,14 +48,14 @@ def show(*, as_json: bool) -> None:
         told = {
             name: {"value": setting.value, "source": setting.source} for name, setting in settings.items()
         }
-        click.echo(json.dumps(told))
+        click.echo(json.dumps(plain(told)))
         return
     rows = [(name, _shown(setting.value), setting.source) for name, setting in settings.items()]
     print_table([_HEADINGS, *rows])
 
 
 def _shown(value: Any) -> str:
-    if value is None:
+    if value is None or value == math.inf:
         return "none"
     if isinstance(value, bool):
         return "true" if value else "false"

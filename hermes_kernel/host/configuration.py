@@ -6,6 +6,9 @@ one that ``HERMES_KERNEL_CONFIG`` names, else ``hermes-kernel.toml``, or the tab
 """
 
 import difflib
+import math
+import os
+import sys
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -50,6 +53,8 @@ _NUMBERS = frozenset(
 _NONE = frozenset({"none", "null", ""})
 _YES, _NO = frozenset({"1", "true", "yes", "on"}), frozenset({"0", "false", "no", "off"})
 _NONE_IS_A_WORD = frozenset({"isolation"})  # where "none" says something
+_LARGEST = sys.float_info.max  # a larger number can be no time, and need not be printable
+_SHOWN = 100  # characters of a wrong value that its error names
 
 
 @dataclass(frozen=True)
@@ -111,7 +116,7 @@ class Configuration:
             sources = [
                 setting.source
                 for name, setting in self.settings.items()
-                if str(error).startswith(f"{name}=") and setting.source != "default"
+                if str(error).startswith((f"{name}=", f"{name} ")) and setting.source != "default"
             ]
             raise ConfigError(f"{error} ({sources[0]})" if sources else str(error)) from error
 
@@ -138,8 +143,12 @@ def _file_named(environ: Mapping[str, str]) -> tuple[Path, Mapping[str, Any]] | 
     named = environ.get(FILE_VARIABLE)
     if not named:
         return None
-    path = Path(named).expanduser()
-    content = _parsed(path)
+    path = Path(os.path.expanduser(named))
+    try:
+        os.fsencode(path)
+        content = None if "\0" in named else _parsed(path)
+    except UnicodeEncodeError:  # no file can have that name
+        content = None
     if content is None:
         raise ConfigError(f"{FILE_VARIABLE}={named!r}: there is no such file; name one, or unset it")
     return path, _table(content, path) if path.name == PROJECT_FILE else content
@@ -156,10 +165,9 @@ def _file_found(directory: Path) -> tuple[Path, Mapping[str, Any]] | None:
             concerns_us = TABLE in project.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError):
             continue
-        if concerns_us and (content := _parsed(project)) is not None:
-            table = content.get("tool", {}).get(TABLE)
-            if table is not None:
-                return project, _table(content, project)
+        content = _parsed(project) if concerns_us else None
+        if content is not None and TABLE in _tool_tables(content, project):
+            return project, _table(content, project)
     return None
 
 
@@ -174,13 +182,24 @@ def _parsed(path: Path) -> dict[str, Any] | None:
         raise ConfigError(f"{path} cannot be read: {error}; make it readable, or remove it") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not TOML: {error}; repair it, or remove it") from error
+    except ValueError as error:  # more digits than Python reads
+        raise ConfigError(f"{path} has a whole number that is too large; give a smaller one") from error
+    except RecursionError as error:
+        raise ConfigError(f"{path} is nested too deeply; repair it, or remove it") from error
 
 
 def _table(content: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
-    table = content.get("tool", {}).get(TABLE, {})
+    table = _tool_tables(content, path).get(TABLE, {})
     if not isinstance(table, dict):
         raise ConfigError(f"tool.{TABLE} in {path} is a {type(table).__name__}; make it a table")
     return table
+
+
+def _tool_tables(content: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
+    tables = content.get("tool", {})
+    if not isinstance(tables, dict):
+        raise ConfigError(f"tool in {path} is a {type(tables).__name__}; make it a table")
+    return tables
 
 
 def _check_name(name: str, known: Mapping[str, Any], where: str) -> None:
@@ -189,9 +208,7 @@ def _check_name(name: str, known: Mapping[str, Any], where: str) -> None:
     prefix = PREFIX if name.startswith(PREFIX) else ""  # the same in all: it makes none of them near
     short = {setting.removeprefix(prefix): setting for setting in known}
     near = difflib.get_close_matches(name.removeprefix(prefix), list(short), n=1)
-    hint = (
-        f"did you mean {short[near[0]]!r}?" if near else "`hermes-kernel config show` shows those there are"
-    )
+    hint = f"did you mean {short[near[0]]!r}?" if near else f"known are: {', '.join(known)}"
     raise ConfigError(f"unknown setting {name!r} {where}: {hint}")
 
 
@@ -201,13 +218,24 @@ def _from_file(name: str, value: Any, path: Path) -> Any:
         return None
     if name == "env_passthrough":
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise ConfigError(f"{name}={value!r} in {path}: give a list of names")
+            raise ConfigError(f"{name}={_shown(value)} in {path}: give a list of names")
         return tuple(value)
     if name in _SWITCHES and not isinstance(value, bool):
-        raise ConfigError(f"{name}={value!r} in {path}: give true or false")
+        raise ConfigError(f"{name}={_shown(value)} in {path}: give true or false")
     if name not in _LIMITS and name not in _SWITCHES and not isinstance(value, str):
-        raise ConfigError(f"{name}={value!r} in {path}: give a text")
+        raise ConfigError(f"{name}={_shown(value)} in {path}: give a text")
+    if isinstance(value, int) and abs(value) > _LARGEST:
+        raise ConfigError(f"{name} in {path} is too large; give a smaller number")
     return value
+
+
+def _shown(value: Any) -> str:
+    """Return a wrong value as its error names it."""
+    try:
+        text = repr(value)
+    except ValueError:  # a whole number with more digits than Python writes
+        return f"<{type(value).__name__}>"
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
 def _from_text(name: str, variable: str, text: str) -> Any:
@@ -217,15 +245,23 @@ def _from_text(name: str, variable: str, text: str) -> Any:
         return tuple(part.strip() for part in text.split(",") if part.strip())
     if name in _SWITCHES:
         if word not in _YES | _NO:
-            raise ConfigError(f"{variable}={text!r}: give 1 or 0")
+            raise ConfigError(f"{variable}={_shown(text)}: give 1 or 0")
         return word in _YES
     if word in _NONE and name not in _NONE_IS_A_WORD:
         return None
     if name not in _NUMBERS:
         return text
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    raise ConfigError(f"{variable}={text!r}: give a number")
+    return _number(variable, text)
+
+
+def _number(variable: str, text: str) -> int | float:
+    try:
+        number = float(text)
+    except ValueError:
+        raise ConfigError(f"{variable}={_shown(text)}: give a number") from None
+    if math.isinf(number) and "inf" not in text.lower():
+        raise ConfigError(f"{variable} is too large; give a smaller number")
+    try:
+        return int(text)
+    except ValueError:  # one that is not whole
+        return number

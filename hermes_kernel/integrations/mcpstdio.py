@@ -5,6 +5,7 @@ its client's next line, and one whose client reads no more would wait for ever.
 """
 
 import asyncio
+import concurrent.futures
 import os
 import queue
 import signal
@@ -151,7 +152,7 @@ class _Lines:
         putting = self._pieces.put(piece)
         try:
             asyncio.run_coroutine_threadsafe(putting, self._loop).result()
-        except RuntimeError:  # the loop is closed: nobody wants it
+        except (RuntimeError, concurrent.futures.CancelledError):  # the loop ends: nobody wants it
             putting.close()
 
 

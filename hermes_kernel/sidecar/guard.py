@@ -75,7 +75,9 @@ def main(arguments: Sequence[str]) -> int:
 def _become(program: Sequence[str], events: Events, guard: int) -> NoReturn:
     try:
         events.close()
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        # Python ignores two of them, and what is ignored stays so in the program.
+        for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_DFL)
         system.signal_at_parents_end(signal.SIGKILL)
         if os.getppid() == guard:
             os.execvp(program[0], list(program))

@@ -77,6 +77,15 @@ def test_as_json_the_values_have_their_types(monkeypatch: pytest.MonkeyPatch, tm
     assert found["spill_dir"] == {"value": None, "source": "default"}
 
 
+def test_a_time_without_end_is_none(tmp_path: Path) -> None:
+    file = tmp_path / "hermes-kernel.toml"
+    file.write_text("timeout = inf\n")
+    assert shown()["timeout"] == {"value": None, "source": str(file)}
+    assert "Infinity" not in invoked("config", "show", "--json").out
+    (row,) = [line.split() for line in invoked("config", "show").out.splitlines() if "timeout " in line[:9]]
+    assert row == ["timeout", "none", str(file)]
+
+
 def test_a_file_that_is_named_counts_instead_of_the_nearest(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -96,6 +105,9 @@ def test_a_file_that_is_named_counts_instead_of_the_nearest(
 
 
 WRONG_FILES = [
+    ("xyzzy = 1", ["'xyzzy'", "known are: max_kernels, ", ", cwd"]),
+    ("tool = 1", ["'tool'", "hermes-kernel.toml"]),
+    ("timeout = " + "[" * 5000, ["is nested too deeply", "hermes-kernel.toml"]),
     ("time_out = 1", ["'time_out'", "did you mean 'timeout'?"]),
     ("timeout = -1", ["timeout=-1", "hermes-kernel.toml"]),
     ("timeout = ", ["is not TOML", "hermes-kernel.toml"]),
@@ -104,7 +116,7 @@ WRONG_FILES = [
 
 
 @pytest.mark.parametrize("command", [("config", "show"), ("run", "-"), ("mcp",)], ids=" ".join)
-@pytest.mark.parametrize(("text", "parts"), WRONG_FILES, ids=[text for text, _ in WRONG_FILES])
+@pytest.mark.parametrize(("text", "parts"), WRONG_FILES, ids=[text[:20] for text, _ in WRONG_FILES])
 def test_a_wrong_file_is_one_sentence_of_every_command(
     tmp_path: Path, command: tuple[str, ...], text: str, parts: list[str]
 ) -> None:

@@ -110,7 +110,10 @@ def test_a_files_values_become_a_registry(tmp_path: Path) -> None:
         ({"HERMES_KERNEL_TIMEOUT": "soon"}, "", ["HERMES_KERNEL_TIMEOUT='soon'", "number"]),
         ({"HERMES_KERNEL_TIMEOUT": "-1"}, "", ["timeout=-1", "(HERMES_KERNEL_TIMEOUT)"]),
         ({"HERMES_KERNEL_EXPOSE": "maybe"}, "", ["HERMES_KERNEL_EXPOSE='maybe'", "1 or 0"]),
-        ({"HERMES_KERNEL_XYZZY": "1"}, "", ["XYZZY", "config show"]),
+        ({"HERMES_KERNEL_XYZZY": "1"}, "", ["XYZZY", *(f"HERMES_KERNEL_{n.upper()}" for n in DEFAULTS)]),
+        ({"HERMES_KERNEL_TIMEOUT": "9" * 400}, "", ["too large", "HERMES_KERNEL_TIMEOUT", "smaller"]),
+        ({"HERMES_KERNEL_TIMEOUT": "9" * 5000}, "", ["too large", "HERMES_KERNEL_TIMEOUT", "smaller"]),
+        ({"HERMES_KERNEL_TIMEOUT": "1e999"}, "", ["too large", "HERMES_KERNEL_TIMEOUT", "smaller"]),
         ({}, "time_out = 1", ["'time_out'", "'timeout'", "hermes-kernel.toml"]),
         ({}, "timeout = -1", ["timeout=-1", "hermes-kernel.toml"]),
         ({}, "timeout = '1'", ["timeout='1'", "hermes-kernel.toml"]),
@@ -118,6 +121,14 @@ def test_a_files_values_become_a_registry(tmp_path: Path) -> None:
         ({}, "python = 3", ["python=3", "text"]),
         ({}, "env_passthrough = 'A'", ["env_passthrough='A'", "list"]),
         ({}, "timeout = ", ["not TOML", "hermes-kernel.toml"]),
+        ({}, "xyzzy = 1", ["'xyzzy'", "hermes-kernel.toml", *DEFAULTS]),
+        ({}, f"timeout = {'9' * 400}", ["timeout", "too large", "hermes-kernel.toml", "smaller"]),
+        ({}, f"max_kernels = {'9' * 5000}", ["too large", "hermes-kernel.toml", "smaller"]),
+        ({}, f"max_kernels = 0x{'f' * 5000}", ["max_kernels", "too large", "hermes-kernel.toml", "smaller"]),
+        ({}, f"python = 0x{'f' * 5000}", ["python=", "hermes-kernel.toml", "text"]),
+        ({}, f"env_passthrough = [0x{'f' * 5000}]", ["env_passthrough=", "hermes-kernel.toml", "list"]),
+        ({}, f"python = [{'1,' * 5000}]", ["python=[1, 1", "hermes-kernel.toml", "text"]),
+        ({}, "timeout = " + "[" * 5000, ["nested too deeply", "hermes-kernel.toml"]),
     ],
 )
 def test_what_is_wrong_is_said_with_its_place(
@@ -127,6 +138,13 @@ def test_what_is_wrong_is_said_with_its_place(
     with pytest.raises(ConfigError) as caught:
         Configuration.load(environ, tmp_path)
     assert all(part in str(caught.value) for part in said), str(caught.value)
+    assert len(str(caught.value)) < 1500
+
+
+def test_an_argument_that_is_wrong_is_said_with_its_source() -> None:
+    configuration = Configuration.load({}, None).with_arguments("--timeout", timeout=10**400)
+    with pytest.raises(ConfigError, match=r"^timeout is a whole number too large .*\(--timeout\)$"):
+        configuration.limits()
 
 
 def test_variables_of_a_kernels_own_are_no_settings(tmp_path: Path) -> None:
@@ -139,7 +157,25 @@ def test_an_unknown_argument_is_refused() -> None:
         Configuration.load({}, Path("/")).with_arguments(timout=1)
 
 
-def test_a_table_that_is_none_is_refused(tmp_path: Path) -> None:
-    written(tmp_path / "pyproject.toml", "[tool]\nhermes-kernel = 3\n")
-    with pytest.raises(ConfigError, match="table"):
-        Configuration.load({}, tmp_path)
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[tool]\nhermes-kernel = 3\n", "tool.hermes-kernel in"),
+        ("tool = 'hermes-kernel'\n", "tool in"),
+        ("tool = [1]  # hermes-kernel\n", "tool in"),
+        ("[[tool]]\nhermes-kernel = 1\n", "tool in"),
+    ],
+)
+def test_a_table_that_is_none_is_refused(tmp_path: Path, text: str, said: str, *, named: bool) -> None:
+    path = written(tmp_path / "pyproject.toml", text)
+    environ = {"HERMES_KERNEL_CONFIG": str(path)} if named else {}
+    with pytest.raises(ConfigError, match="make it a table") as caught:
+        Configuration.load(environ, tmp_path)
+    assert f"{said} {path} is a" in str(caught.value)
+
+
+@pytest.mark.parametrize("named", ["~no-such-user/x.toml", "a\0b", "\ud800"])
+def test_a_name_that_no_file_can_have_is_refused(tmp_path: Path, named: str) -> None:
+    with pytest.raises(ConfigError, match=r"HERMES_KERNEL_CONFIG=.*name one"):
+        Configuration.load({"HERMES_KERNEL_CONFIG": named}, tmp_path)

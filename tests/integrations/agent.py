@@ -111,8 +111,8 @@ def session(name: str, child: str | None = None, profile: str = "") -> Iterator[
         yield
 
 
-def execute(code: str, **options: Any) -> dict[str, Any]:
-    """Run code as the agent's own entry point does, and read the JSON."""
+def execute_text(code: Any, **options: Any) -> str:
+    """Run code as the agent's own entry point does, and return the JSON."""
     arguments: dict[str, Any] = {
         "task_id": "task",
         "mode": "strict",
@@ -125,7 +125,12 @@ def execute(code: str, **options: Any) -> dict[str, Any]:
         "is_interrupted": lambda: False,
         **options,
     }
-    result: dict[str, Any] = json.loads(hermes_agent.execute_in_session_kernel(code, **arguments))
+    return hermes_agent.execute_in_session_kernel(code, **arguments)
+
+
+def execute(code: str, **options: Any) -> dict[str, Any]:
+    """Run code in the same way, and read the JSON."""
+    result: dict[str, Any] = json.loads(execute_text(code, **options))
     return result
 
 

@@ -26,7 +26,6 @@ from tools.approval import (
 from tools.code_execution_tool import SANDBOX_ALLOWED_TOOLS
 from tools.env_passthrough import register_env_passthrough
 from tools.interrupt import is_interrupted, set_interrupt
-from tools.registry import registry
 from tools.terminal_tool import set_approval_callback
 
 from hermes_kernel.integrations import hermes_agent
@@ -34,6 +33,7 @@ from hermes_kernel.integrations import hermes_agent
 WORK = Path(sys.argv[2])
 TOKEN = "ghp_" + "a1B2c3D4e5" * 4
 DOOMED = WORK / "doomed"
+HOW_TO = Path(__file__).parents[2] / "docs" / "how-to" / "hermes-agent.md"
 
 
 def execute(code: str, **options: Any) -> dict[str, Any]:
@@ -205,14 +205,7 @@ def interrupt() -> Any:
 
 def entry() -> Any:
     """The agent's own way to its tools, with ours in the place of its execute_code."""
-    schema = hermes_agent.execute_code_schema()
-    registry.register(
-        name="execute_code",
-        toolset="code_execution",
-        schema=schema,
-        handler=hermes_agent.handle_execute_code,
-        max_result_size_chars=100_000,
-    )
+    registered()
     (WORK / "sub").mkdir()
 
     def call(name: str, **arguments: Any) -> dict[str, Any]:
@@ -227,10 +220,54 @@ def entry() -> Any:
     moved = call("execute_code", code="import os; print(os.getcwd()); print('kept' in globals())")
     reset = call("execute_code", code="print('fresh')", reset=True)
     blank = call("execute_code", code=" ")
-    return {"schema": schema, "first": first, "moved": moved, "reset": reset, "blank": blank}
+    ending = "print('hermes gateway restart')"
+    elsewhere = call("execute_code", code=ending)
+    os.environ["_HERMES_GATEWAY"] = "1"
+    try:
+        inside = call("execute_code", code=ending)
+    finally:
+        del os.environ["_HERMES_GATEWAY"]
+    return {
+        "first": first,
+        "moved": moved,
+        "reset": reset,
+        "blank": blank,
+        "elsewhere": elsewhere,
+        "inside": inside,
+    }
 
 
-SCENES = (tools, budget, reads, refusals, cleaning, environment, approval, sessions, interrupt, entry)
+def registered() -> None:
+    """What the how-to says."""
+    text = HOW_TO.read_text(encoding="utf-8")
+    (code,) = [block for block in text.split("```python\n") if "registry.register(" in block]
+    exec(code.partition("```")[0], {})
+
+
+def definitions() -> Any:
+    """What a model is told of the tool: with few of the agent's tools, with many, and with another mode."""
+    told = {}
+    for toolsets in (["code_execution", "file"], ["code_execution", "file", "terminal"]):
+        for quiet in (True, False):
+            found = model_tools.get_tool_definitions(enabled_toolsets=toolsets, quiet_mode=quiet)
+            (ours,) = [tool["function"] for tool in found if tool["function"]["name"] == "execute_code"]
+            told[f"{len(toolsets)} {quiet}"] = ours
+    return {"told": told, "ours": hermes_agent.execute_code_schema(["read_file"])}
+
+
+SCENES = (
+    tools,
+    budget,
+    reads,
+    refusals,
+    cleaning,
+    environment,
+    approval,
+    sessions,
+    interrupt,
+    entry,
+    definitions,
+)
 
 
 def main() -> None:

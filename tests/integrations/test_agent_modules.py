@@ -1,11 +1,14 @@
 """What is taken from hermes-agent's modules, release by release: stand-ins with the names that they have."""
 
 import contextvars
+import importlib
+import json
 import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,9 +17,9 @@ import pytest
 
 from hermes_kernel import ConfigError, Limits, Owner
 from hermes_kernel.integrations import hermes_agent
-from hermes_kernel.integrations.hermes_agent import SCRIPT_TOOLS, Host, use
+from hermes_kernel.integrations.hermes_agent import SCRIPT_TOOLS, Host, handle_execute_code, use
 
-from .agent import execute
+from .agent import execute, execute_text
 
 Put = Callable[..., ModuleType]
 
@@ -45,6 +48,25 @@ def put(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Put:
 @pytest.fixture
 def host(put: Put) -> Host:
     return Host.from_hermes_agent()
+
+
+@contextmanager
+def broken_import(module: str) -> Iterator[None]:
+    """Importing the module fails within the block."""
+
+    class Finder:
+        def find_spec(self, name: str, *_: Any) -> None:
+            if name == module:
+                raise RuntimeError("half installed")
+
+    had = sys.modules.pop(module, None)
+    sys.meta_path.insert(0, Finder())  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        del sys.meta_path[0]
+        if had is not None:
+            sys.modules[module] = had
 
 
 def test_without_hermes_agent_there_is_an_error_and_the_first_call_has_a_host_that_has_nothing(
@@ -80,14 +102,93 @@ def test_a_release_that_lacks_everything_else_gives_the_defaults(host: Host) -> 
     assert host.tool_stubs is not None
     assert host.tool_stubs(["terminal"]) == ""
     assert (host.config(), host.script_tools, host.is_available()) == ({}, SCRIPT_TOOLS, True)
-    assert host.elsewhere("1", "task", ()) is None
     assert (host.recorded_cwd("task"), host.registered_cwd("task")) == (None, None)
     with host.around_dispatch():
         pass
 
 
-def test_code_is_refused_where_the_approval_cannot_be_asked(host: Host) -> None:
+def test_code_is_refused_where_the_approval_cannot_be_asked(put: Put, host: Host) -> None:
+    put("tools.terminal_tool", _get_env_config=lambda: {"env_type": "local"})
     assert host.guard("1") == "the agent's approval guard cannot be asked"
+
+
+@pytest.mark.parametrize("given", [None, {}, {"env_type": None}, {"env_type": ""}, "local"])
+def test_code_is_refused_where_it_is_not_known_which_machine_it_is_for(
+    put: Put, host: Host, given: object
+) -> None:
+    put("tools.approval", check_execute_code_guard=lambda *_, **__: {"approved": True})
+    put("tools.code_execution_tool", _execute_remote=lambda *_: "run elsewhere")
+    for members in ({}, {"_get_env_config": lambda: given}):
+        put("tools.terminal_tool", **members)
+        for ask in (lambda: host.guard("1"), lambda: host.elsewhere("1", "task", ())):
+            with pytest.raises(ConfigError, match=r"which machine.*terminal_tool"):
+                ask()
+
+
+def test_code_is_refused_where_the_terminals_module_cannot_be_imported(put: Put, host: Host) -> None:
+    put("tools.approval", check_execute_code_guard=lambda *_, **__: {"approved": True})
+    with broken_import("tools.terminal_tool"), pytest.raises(ConfigError, match="half installed"):
+        host.elsewhere("1", "task", ())
+
+
+GATES = {
+    "tools.terminal_tool": {"_get_env_config": lambda: {"env_type": "local"}},
+    "tools.approval": {"check_execute_code_guard": lambda *_, **__: {"approved": True}},
+}
+
+
+@pytest.fixture
+def gated(put: Put, host: Host) -> Host:
+    """A host whose agent runs code here, and has approved it."""
+    for name, members in GATES.items():
+        put(name, **members)
+    return host
+
+
+def test_a_profile_whose_terminal_policy_is_not_known_runs_no_code(put: Put, gated: Host) -> None:
+    assert gated.guard("1") is None
+    asked: list[str] = []
+    put("tools.terminal_scope", enforce_no_refusal=lambda: asked.append("policy"))
+    assert gated.guard("1") is None
+    assert asked == ["policy"]
+
+    def refuse() -> None:
+        raise RuntimeError("config.yaml cannot be read")
+
+    put("tools.terminal_scope", enforce_no_refusal=refuse)
+    assert "config.yaml cannot be read" in str(gated.guard("1"))
+    with broken_import("tools.terminal_scope"), pytest.raises(ConfigError, match="half installed"):
+        gated.guard("1")
+
+
+@pytest.mark.parametrize(
+    ("probe", "marker", "refused"),
+    [(True, None, True), (False, None, False), (False, "1", False), (None, "1", True), (None, None, False)],
+)
+def test_a_supervised_gateway_runs_no_code_that_would_end_it(
+    put: Put,
+    gated: Host,
+    monkeypatch: pytest.MonkeyPatch,
+    probe: bool | None,
+    marker: str | None,
+    refused: bool,
+) -> None:
+    monkeypatch.delenv("_HERMES_GATEWAY", raising=False)
+    if marker is not None:
+        monkeypatch.setenv("_HERMES_GATEWAY", marker)
+    if probe is not None:
+        put("tools.process_registry", _is_supervised_gateway_process=lambda: probe)
+    assert gated.guard("gateway restart") is None, "a release that looks for no such commands"
+    put("cron.lifecycle_guard", contains_gateway_lifecycle_command=lambda text: "gateway restart" in text)
+    assert gated.guard("print(1)") is None
+    said = gated.guard("os.system('gateway restart')")
+    assert ("gateway" in str(said)) is refused
+    with broken_import("cron.lifecycle_guard"):
+        if refused:
+            with pytest.raises(ConfigError, match="half installed"):
+                gated.guard("1")
+        else:
+            assert gated.guard("1") is None
 
 
 @pytest.mark.parametrize("home", ["tools.approval", "tools.approval_context"])
@@ -307,17 +408,9 @@ def test_code_for_another_machine_is_run_by_the_agent_itself(put: Put, host: Hos
     assert host.elsewhere("1", "task", ("terminal",)) == "1 task ['terminal']"
 
 
-def test_what_fails_while_it_is_imported_is_not_there(put: Put, host: Host, tmp_path: Path) -> None:
-    class Finder:
-        def find_spec(self, name: str, *_: Any) -> None:
-            if name == "hermes_constants":
-                raise RuntimeError("half installed")
-
-    sys.meta_path.insert(0, Finder())  # type: ignore[arg-type]
-    try:
+def test_what_fails_while_it_is_imported_is_not_there(host: Host) -> None:
+    with broken_import("hermes_constants"):
         assert host.scope() == ""
-    finally:
-        del sys.meta_path[0]
 
 
 @pytest.fixture
@@ -337,6 +430,110 @@ def test_the_first_call_finds_hermes_agent_by_itself(put: Put, no_kernels: None)
     assert execute(code, sandbox_tools={"echo"})["output"] == "['echo', 'task']\n"
     assert execute("1", is_interrupted=lambda: True)["output"] == "[execution interrupted — the user asked]"
     assert len(hermes_agent.session_kernels()) == 1
+
+
+def test_first_calls_of_several_threads_share_what_was_found(put: Put, no_kernels: None) -> None:
+    barrier = threading.Barrier(4, timeout=20)
+
+    def call() -> str:
+        barrier.wait()
+        return str(execute("import os; print(os.getpid())")["output"])
+
+    with ThreadPoolExecutor(4) as pool:
+        pids = [future.result(60) for future in [pool.submit(call) for _ in range(4)]]
+    assert len(set(pids)) == 1
+    assert len(hermes_agent.session_kernels()) == 1
+
+
+# -- an agent that is imported, or cannot be --------------------------------------------------------------
+
+AGENT = """
+import {ours} as ours
+{early}
+SCHEMAS = [ours.execute_code_schema()]
+
+def handle_function_call(name, arguments, *, task_id):
+    return "{{}}"
+"""
+REFUSING = "def check_execute_code_guard(code, env_type): return {'approved': False, 'message': 'ask first'}"
+STUB_TOOL = """
+SANDBOX_ALLOWED_TOOLS = {'read_file'}
+def generate_hermes_tools_module(names): return 'def read_file(path): "Read."'
+"""
+
+Write = Callable[[str], None]
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_kernels: None) -> Iterator[Write]:
+    """Have an agent on disk, whose dispatcher has this text; its guard approves nothing."""
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools" / "__init__.py").touch()
+    (tmp_path / "tools" / "approval.py").write_text(REFUSING)
+    (tmp_path / "tools" / "terminal_tool.py").write_text("_get_env_config = lambda: {'env_type': 'local'}")
+    (tmp_path / "tools" / "code_execution_tool.py").write_text(STUB_TOOL)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+
+    def write(text: str) -> None:
+        (tmp_path / "model_tools.py").write_text(text)
+        importlib.invalidate_caches()
+
+    yield write
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("tools", "model_tools")]:
+        del sys.modules[name]
+
+
+def agent_text(early: str = "") -> str:
+    return AGENT.format(ours=hermes_agent.__name__, early=early)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("first", ["the agent", "the backend"])
+def test_an_agent_that_asks_for_the_schema_while_it_is_imported_has_its_guard_asked(
+    write: Write, tmp_path: Path, first: str
+) -> None:
+    write(agent_text())
+    if first == "the agent":
+        importlib.import_module("model_tools")
+    marker = tmp_path / "ran"
+    result = json.loads(handle_execute_code({"code": f"open({str(marker)!r}, 'w')"}, task_id="t"))
+    assert result["error"] == "ask first"
+    assert not marker.exists()
+    (schema,) = sys.modules["model_tools"].SCHEMAS
+    assert "read_file(path): Read." in schema["description"]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("problem", ["import no_such_dependency", "1 / 0", "raise SystemExit(3)"])
+def test_an_agent_that_cannot_be_imported_runs_nothing_and_is_tried_again(
+    write: Write, tmp_path: Path, problem: str
+) -> None:
+    write(problem)
+    marker = tmp_path / "ran"
+    code = f"open({str(marker)!r}, 'w')"
+    for _ in range(2):
+        for answer in (handle_execute_code({"code": code}, task_id="t"), execute_text(code)):
+            assert "hermes-agent cannot be imported" in json.loads(answer)["error"]
+    with pytest.raises(ConfigError, match="hermes-agent cannot be imported"):
+        hermes_agent.unusable_python(sys.executable)
+    assert not marker.exists()
+    assert hermes_agent.execute_code_schema()["name"] == "execute_code"
+    write(agent_text())
+    assert json.loads(handle_execute_code({"code": code}, task_id="t"))["error"] == "ask first"
+
+
+@pytest.mark.timeout(60)
+def test_code_that_is_run_while_the_agent_is_imported_is_refused_and_later_asked_for(
+    write: Write, tmp_path: Path
+) -> None:
+    marker = tmp_path / "ran"
+    code = {"code": f"open({str(marker)!r}, 'w')"}
+    write(agent_text(f"EARLY = ours.handle_execute_code({code!r}, task_id='t')"))
+    module = importlib.import_module("model_tools")
+    assert "hermes-agent cannot be imported" in json.loads(module.EARLY)["error"]
+    assert json.loads(handle_execute_code(code, task_id="t"))["error"] == "ask first"
+    assert not marker.exists()
 
 
 def test_what_a_script_reads_is_not_counted_as_seen(put: Put) -> None:

@@ -1,7 +1,12 @@
-"""The backend of hermes-agent's execute_code, with a plain agent: what its own tests ask, and more."""
+"""The backend of hermes-agent's execute_code, with a plain agent: what its own tests ask, and more.
+
+Which variables Windows cannot do without, and what its encodings would do to a kernel's text, are questions
+to pure functions: ``tests/process/test_environment.py`` asks them on any system.
+"""
 
 import contextlib
 import json
+import logging
 import os
 import signal
 import socket
@@ -36,7 +41,7 @@ from hermes_kernel.integrations.hermes_agent import (
 from .. import traces
 from ..e2e.test_json_contract import read
 from ..e2e.test_registry_faults import HeldStart
-from .agent import PROMPT, SESSION, STUBS, TOOLS, Agent, execute, in_session, owners, session
+from .agent import PROMPT, SESSION, STUBS, TOOLS, Agent, execute, execute_text, in_session, owners, session
 
 Make = Callable[..., Agent]
 SECRET = "sk-hold0123456789abcdefghij"
@@ -121,6 +126,28 @@ def test_a_timeout_kills_the_kernel_and_says_that_the_state_is_lost(agent: Agent
         False,
         "timed_out",
     )
+
+
+def test_with_a_grace_a_timeout_interrupts_in_place_and_says_that_the_state_is_kept(make: Make) -> None:
+    make(limits=Limits(interrupt_grace=10))
+    execute("x = 1")
+    result = execute("print('partial', flush=True)\nimport time; time.sleep(30)", timeout=0.5)
+    assert (result["status"], result["exit_code"], result["kernel"].get("ended")) == ("timeout", -1, None)
+    assert "state kept" in result["error"]
+    assert "state was lost" not in result["error"]
+    assert result["output"] == f"partial\n⏰ {result['error']}"
+    after = execute("print(x)")
+    assert (after["output"], after["kernel"]["reused"]) == ("1\n", True)
+
+
+def test_a_cell_that_does_not_end_within_its_grace_costs_the_state_and_says_so(make: Make) -> None:
+    make(limits=Limits(interrupt_grace=0.2))
+    execute("x = 1")
+    deaf = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass"
+    result = execute(deaf, timeout=0.5)
+    assert (result["status"], result["kernel"]["ended"]) == ("timeout", True)
+    assert "state was lost" in result["error"]
+    assert execute("print('x' in globals())")["kernel"]["lost_reason"] == "timed_out"
 
 
 @pytest.mark.parametrize(
@@ -282,7 +309,7 @@ def test_parallel_first_cells_of_one_owner_share_one_process(agent: Agent) -> No
 
 def test_a_call_without_session_and_task_is_refused(make: Make) -> None:
     make(resolve_owner=Host().resolve_owner)
-    result = read(hermes_agent.execute_in_session_kernel("1", **_arguments(task_id="")))
+    result = read(execute_text("1", task_id=""))
     assert "session key" in result["error"]
     assert session_kernels() == ()
     assert execute("print(1)", task_id="t")["output"] == "1\n"
@@ -338,6 +365,18 @@ def test_idle_kernels_are_reaped_without_another_call_and_attached_ones_are_not(
         assert call.result(20)["status"] == "success"
     told = in_session("one", "print('x' in globals())")
     assert (told["output"], told["kernel"]["lost_reason"]) == ("False\n", "idle")
+
+
+def test_an_idle_kernel_that_was_used_just_now_is_spared_while_another_is_reaped(make: Make) -> None:
+    make(limits=Limits(idle_timeout=2))
+    in_session("fresh", "n = 0")
+    pid = pid_of("stale")
+    while ("stale", None) in owners():
+        kept = in_session("fresh", "n += 1")
+        assert kept["kernel"]["reused"], kept
+    assert is_dead(pid)
+    assert owners() == {("fresh", None)}
+    assert int(in_session("fresh", "print(n)")["output"]) > 1
 
 
 def test_what_dead_backends_have_left_goes_and_what_is_not_theirs_stays(
@@ -413,6 +452,7 @@ def test_a_later_cells_calls_run_under_that_cells_authority_also_through_a_kept_
     assert [seen["task"] for seen in agent.seen] == ["turn-1", "turn-2", "turn-3"]
     assert [seen["prompt"] for seen in agent.seen] == ["prompt-1", "prompt-2", None]
     assert {seen["session"] for seen in agent.seen} == {"one"}
+    assert {seen["origin"] for seen in agent.seen} == {"execute_code"}
     assert SESSION.get() == ""
 
 
@@ -486,15 +526,41 @@ def test_a_kernel_that_is_retired_while_it_starts_runs_nothing(
     assert new.kernel_id != old.kernel_id
 
 
+def test_a_kernel_that_dies_in_its_bootstrap_is_an_error_and_no_second_one_is_started(
+    make: Make, tmp_path: Path
+) -> None:
+    started, marker = tmp_path / "started", tmp_path / "ran"
+    make(bootstrap=f"open({str(started)!r}, 'a').write('x')\nimport os, signal; os.kill(os.getpid(), 9)")
+    result = read(execute_text(f"open({str(marker)!r}, 'w')"))
+    assert (result["status"], result["exit_code"]) == ("error", -1)
+    assert "bootstrap" in result["error"]
+    assert started.read_text() == "x"
+    assert not marker.exists()
+    assert session_kernels() == ()
+
+
 def test_repeated_retirement_ends_after_a_bounded_number_of_kernels_and_says_that_nothing_ran(
     make: Make, tmp_path: Path
 ) -> None:
-    make(bootstrap="import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
-    marker = tmp_path / "ran"
-    began = time.monotonic()
-    result = read(hermes_agent.execute_in_session_kernel(f"open({str(marker)!r}, 'w')", **_arguments()))
-    assert time.monotonic() - began < 30
-    assert (result["status"], result["exit_code"]) == ("error", -1)
+    started, marker = tmp_path / "started", tmp_path / "ran"
+    agent = make(bootstrap=f"open({str(started)!r}, 'a').write('x')")
+    deadly = ["import os; os._exit(1)"] * 6
+    with ThreadPoolExecutor(8) as pool:
+        first = pool.submit(in_session, "one", "import hermes_tools, os; hermes_tools.gate(); os._exit(1)")
+        assert agent.reached.acquire(timeout=20)
+        waiting: list[Future[Any]] = []
+        for code in (*deadly, f"open({str(marker)!r}, 'w')"):
+            waiting.append(pool.submit(in_session, "one", code))
+            number = len(waiting) + 1
+            assert traces.eventually(lambda n=number: sum(k.attached for k in session_kernels()) == n)
+        agent.opened.release()
+        assert first.result(60)["exit_code"] == 1
+        results = [call.result(60) for call in waiting]
+    assert [result["kernel"]["execution_count"] for result in results] == [1, 1, 1, 1, 0, 0, 0]
+    for result in results[4:]:
+        assert (result["status"], result["exit_code"]) == ("error", -1)
+        assert "ended 5 times before the code could be run; it was not run" in result["error"]
+    assert len(started.read_text()) == 5
     assert not marker.exists()
     assert session_kernels() == ()
 
@@ -566,11 +632,19 @@ def test_a_call_past_the_budget_is_refused_as_a_value_and_the_next_cell_has_its_
     assert len(agent.calls) == 4
 
 
-def test_only_the_given_tools_can_be_called(agent: Agent) -> None:
-    result = execute("from hermes_tools import execute_code", sandbox_tools={"echo"})
-    assert "cannot import name 'execute_code'" in result["error"]
-    assert "echo" in result["hint"]
-    assert "execute_code" not in execute("import hermes_tools; print(dir(hermes_tools))")["output"]
+@pytest.mark.parametrize("mode", ["strict", "project"])
+def test_only_the_given_tools_can_be_called_in_either_mode(agent: Agent, tmp_path: Path, mode: str) -> None:
+    place = {"mode": mode, "child_cwd": str(tmp_path), "sandbox_tools": {"echo"}}
+    for name in ("execute_code", "read_file"):
+        result = execute(f"from hermes_tools import {name}", **place)
+        assert f"cannot import name '{name}'" in result["error"]
+        assert "echo" in result["hint"]
+    listed = execute("import hermes_tools; print(*dir(hermes_tools))", **place)["output"].split()
+    assert "echo" in listed
+    assert not {"execute_code", "read_file"} & set(listed)
+    code = "import hermes_tools as h\ntry: h.read_file('a')\nexcept Exception as error: print(error)"
+    assert "read_file" in execute(code, **place)["output"]
+    assert agent.calls == []
 
 
 def test_arguments_that_are_for_a_turn_alone_are_dropped(make: Make) -> None:
@@ -623,6 +697,26 @@ def test_an_async_dispatch_is_awaited(make: Make) -> None:
     assert execute(code)["output"] == "{'a': 1} {'error': 'falsy'}\n"
 
 
+def test_an_async_dispatch_runs_in_the_callers_context_variables_and_after_what_is_put_around_it(
+    make: Make,
+) -> None:
+    told: list[str] = []
+
+    @contextlib.contextmanager
+    def around() -> Iterator[None]:
+        told.append("before")
+        yield
+        told.append("after")
+
+    async def dispatch(name: str, arguments: dict[str, Any], **_: Any) -> str:
+        told.append(f"{SESSION.get()}: {arguments['value']}")
+        return "1"
+
+    make(around_dispatch=around, dispatch=dispatch)
+    assert in_session("one", "import hermes_tools as h; print(h.echo(5))")["output"] == "1\n"
+    assert told == ["before", "after", "one: 5"]
+
+
 def test_ten_threads_get_their_own_answers(agent: Agent) -> None:
     code = (
         "import hermes_tools\nfrom concurrent.futures import ThreadPoolExecutor\n"
@@ -643,23 +737,47 @@ def test_the_helpers_of_scripts_are_there(agent: Agent) -> None:
     assert execute(code)["output"] == "{'a': 'x\\ty'} 'it'\"'\"'s'\ndone 3\n"
 
 
-def test_a_dispatcher_is_told_that_a_script_calls_and_can_tell_what_the_model_has_seen(make: Make) -> None:
-    """The agent shortens what its model has read already, and must not for a script."""
-    read_before: set[str] = set()
-    long = "\n".join(f"line {n}" for n in range(20_000))
+class Reader:
+    """An agent that answers its model's second read of a file with a short note."""
 
-    def dispatch(name: str, arguments: dict[str, Any], *, task_id: str, cell: Any) -> str:
-        if cell.origin != "execute_code" and arguments["path"] in read_before:
-            return json.dumps({"unchanged": True})
-        return json.dumps({"content": long})
+    def __init__(self) -> None:
+        self.seen: set[str] = set()
+        self.origins: list[str | None] = []
+        self.text = "\n".join(f"line {n}" for n in range(20_000))
 
-    make(dispatch=dispatch)
-    result = execute(
-        "from hermes_tools import read_file\nfor _ in 'ab': r = read_file('a')\nprint(r['content'])"
-    )
-    assert read_before == set()
-    assert result["stdout_truncated"]
-    assert Path(result["stdout_spill_path"]).read_text() == f"{long}\n"
+    def dispatch(self, name: str, arguments: dict[str, Any], *, task_id: str, cell: Any = None) -> str:
+        origin = None if cell is None else cell.origin
+        self.origins.append(origin)
+        if origin != "execute_code":
+            if arguments["path"] in self.seen:
+                return json.dumps({"unchanged": True})
+            self.seen.add(arguments["path"])
+        return json.dumps({"content": self.text})
+
+    def model_reads(self, path: str) -> Any:
+        return json.loads(self.dispatch("read_file", {"path": path}, task_id="task"))
+
+
+def test_a_script_rereads_in_full_what_its_model_has_seen_also_when_its_output_was_cut(make: Make) -> None:
+    reader = Reader()
+    make(dispatch=reader.dispatch)
+    assert "content" in reader.model_reads("a")
+    assert reader.model_reads("a") == {"unchanged": True}
+    code = "from hermes_tools import read_file\nfor _ in 'ab': r = read_file('a')\nprint(r['content'])"
+    for _ in range(2):
+        result = execute(code)
+        assert result["stdout_truncated"]
+        assert Path(result["stdout_spill_path"]).read_text() == f"{reader.text}\n"
+    assert reader.origins == [None, None, *["execute_code"] * 4]
+
+
+def test_what_a_script_has_read_is_not_what_its_model_has_seen(make: Make) -> None:
+    reader = Reader()
+    make(dispatch=reader.dispatch)
+    execute("from hermes_tools import read_file\nfor _ in 'ab': read_file('a')")
+    assert reader.seen == set()
+    assert reader.model_reads("a") == {"content": reader.text}
+    assert reader.origins == ["execute_code", "execute_code", None]
 
 
 # -- what a cell sees of the machine ----------------------------------------------------------------------
@@ -842,21 +960,6 @@ def test_a_cell_without_calls_is_quick(agent: Agent) -> None:
 # -- what goes wrong on our side --------------------------------------------------------------------------
 
 
-def _arguments(**options: Any) -> dict[str, Any]:
-    return {
-        "task_id": "task",
-        "mode": "strict",
-        "child_python": "",
-        "child_cwd": "",
-        "sandbox_tools": TOOLS,
-        "timeout": 30,
-        "max_tool_calls": 50,
-        "reset": False,
-        "is_interrupted": lambda: False,
-        **options,
-    }
-
-
 def _raise(*_: Any) -> Any:
     raise RuntimeError("the host is broken")
 
@@ -883,10 +986,23 @@ def test_what_is_wrong_on_the_hosts_side_is_a_result_with_every_key(
     make: Make, services: dict[str, Any], options: dict[str, Any]
 ) -> None:
     make(**services)
-    arguments = _arguments(**options)
-    code = arguments.pop("code", "print(1)")
-    result = read(hermes_agent.execute_in_session_kernel(code, **arguments))
+    result = read(execute_text(**{"code": "print(1)", **options}))
     assert (result["status"], result["exit_code"]) == ("error", -1)
+
+
+@pytest.mark.parametrize(
+    "service",
+    ["is_available", "guard", "elsewhere", "config", "limits", "is_interrupted", "capture_context"],
+)
+def test_a_models_call_is_answered_and_runs_nothing_if_the_host_fails(
+    make: Make, tmp_path: Path, service: str
+) -> None:
+    make(**{service: _raise})
+    marker = tmp_path / "ran"
+    code = f"import time; time.sleep({30 * (service == 'is_interrupted')}); open({str(marker)!r}, 'w')"
+    result = read(handle_execute_code({"code": code}, task_id="t"))
+    assert (result["status"], result["error"]) == ("error", "RuntimeError: the host is broken")
+    assert not marker.exists()
 
 
 @pytest.mark.parametrize("service", ["tool_stubs", "interrupt_reason", "hint", "clean", "around_dispatch"])
@@ -896,7 +1012,51 @@ def test_a_service_that_fails_where_it_may_costs_no_result(make: Make, service: 
     assert result["output"].startswith("said {'")
 
 
-def test_ending_kernels_raises_nothing_whatever_state_they_are_in(make: Make) -> None:
+def _leak(*_: Any, **__: Any) -> Any:
+    raise ValueError(f"401 for token {SECRET}")
+
+
+async def _leak_later(*_: Any, **__: Any) -> Any:
+    _leak()
+
+
+LEAKS = [
+    {"dispatch": _leak},
+    {"dispatch": _leak_later},
+    {"around_dispatch": _leak},
+    {"tool_stubs": _leak},
+    {"resolve_owner": _leak},
+    {"interrupt_reason": _leak},
+    {"hint": _leak},
+    {"scope": _leak},
+    {"limits": _leak},
+    {"config": _leak},
+    {"guard": _leak},
+    {"recorded_cwd": _leak},
+]
+
+
+@pytest.mark.parametrize("services", LEAKS, ids=lambda services: next(iter(services)))
+def test_what_a_host_raises_is_logged_by_its_class_and_its_text_at_the_debug_level_alone(
+    make: Make, caplog: pytest.LogCaptureFixture, services: dict[str, Any]
+) -> None:
+    agent = make(**services)
+    agent.config["mode"] = "project"
+    caplog.set_level(logging.DEBUG, "hermes_kernel")
+    code = {"code": "import hermes_tools as h; h.echo(1); 1/0"}
+    handle_execute_code(code, task_id="t", enabled_tools=["echo"])
+    execute("1", is_interrupted=lambda: True)
+    shutdown_kernels_for_owner("t")
+    formatter = logging.Formatter()  # with the traceback, where there is one
+    telling = [(record.levelno, formatter.format(record)) for record in caplog.records]
+    assert any(level >= logging.INFO and "ValueError" in text for level, text in telling)
+    assert [text for level, text in telling if level > logging.DEBUG and SECRET in text] == []
+    assert any(SECRET in text and "_leak" in text for level, text in telling if level == logging.DEBUG)
+
+
+def test_ending_kernels_raises_nothing_whatever_state_they_are_in(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
     use(None)
     for end in (shutdown_all_kernels, lambda: shutdown_kernels_for_owner("x")):
         end()
@@ -908,6 +1068,37 @@ def test_ending_kernels_raises_nothing_whatever_state_they_are_in(make: Make) ->
         shutdown_kernels_for_owner("task")
         shutdown_kernels_for_delegated_child("task")
     assert execute("print('x' in globals())")["output"] == "False\n"
+    assert "were not ended" not in caplog.text
+
+
+def test_an_end_that_fails_is_logged_and_raises_nothing(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    broken = threading.Event()
+    make(scope=lambda: _raise() if broken.is_set() else "")
+    execute("x = 1")
+    broken.set()
+    for end in (
+        lambda: shutdown_kernels_for_owner("task"),
+        lambda: shutdown_kernels_for_delegated_child("c"),
+    ):
+        caplog.clear()
+        end()
+        assert "kernels were not ended" in caplog.text
+        assert len(session_kernels()) == 1
+    broken.clear()
+    shutdown_kernels_for_owner("task")
+    assert session_kernels() == ()
+
+
+def test_an_owner_has_the_scope_that_the_host_says_or_is_refused(make: Make) -> None:
+    make(resolve_owner=lambda task_id: Owner("s", scope="p"), scope=lambda: "")
+    result = read(execute_text("1"))
+    assert "scope 'p'" in result["error"]
+    assert "scope()" in result["error"]
+    assert session_kernels() == ()
+    make(resolve_owner=lambda task_id: Owner("s", scope="p"), scope=lambda: "p")
+    assert execute("print(1)")["output"] == "1\n"
+    shutdown_kernels_for_owner("s")
+    assert session_kernels() == ()
 
 
 def test_all_kernels_end_also_under_cells_that_run(agent: Agent) -> None:
@@ -1124,6 +1315,14 @@ def test_the_schema_names_the_enabled_tools_alone_and_says_what_is_lost(agent: A
         assert word not in description.lower()
 
 
+def test_the_schema_of_a_host_without_tools_names_the_helpers_alone(make: Make) -> None:
+    make(script_tools=frozenset())
+    schema = hermes_agent.execute_code_schema()
+    assert schema["parameters"]["properties"]["code"]["description"].endswith("import retry")
+    listed = schema["description"].partition("can import:\n")[2].partition("\n\n")[0].splitlines()
+    assert [line.strip().partition("(")[0] for line in listed] == ["json_parse", "shell_quote", "retry"]
+
+
 def test_a_model_reaches_reset_whatever_stale_key_the_configuration_has(agent: Agent) -> None:
     agent.config["kernel_mode"] = "per-call"
     call = {"code": "x = 1"}
@@ -1143,14 +1342,39 @@ def test_a_model_reaches_reset_whatever_stale_key_the_configuration_has(agent: A
         ({"code": " \n"}, ("non-empty `code`",)),
         ({"code": 3}, ("int",)),
         ({"code": ["x"]}, ("list",)),
+        ({"code": "x", "reset": "yes"}, ("`reset`", "true or false", "'yes'")),
+        ({"code": "x", "reset": 1}, ("`reset`", "true or false", "1")),
+        (None, ("arguments", "NoneType")),
+        ('{"code": "1"}', ("arguments", "str")),
     ],
 )
 def test_arguments_that_a_model_mixes_up_are_explained(
-    agent: Agent, arguments: dict[str, Any], said: tuple[str, ...]
+    agent: Agent, arguments: Any, said: tuple[str, ...]
 ) -> None:
     result = read(handle_execute_code(arguments, task_id="t"))
     for words in said:
         assert words in result["error"]
+    assert session_kernels() == ()
+
+
+@pytest.mark.parametrize(
+    ("given", "resets"),
+    [(True, True), ("true", True), (" True ", True), (False, False), ("false", False), (None, False)],
+)
+def test_a_reset_may_be_a_word(agent: Agent, given: object, resets: bool) -> None:
+    handle_execute_code({"code": "x = 1"}, task_id="t")
+    result = read(handle_execute_code({"code": "print('x' in globals())", "reset": given}, task_id="t"))
+    assert (result["output"], result["kernel"]["state_reset"]) == (f"{not resets}\n", resets)
+
+
+@pytest.mark.parametrize("tools", [None, "read_file", 3, [1], [None, "echo"]])
+def test_tools_that_are_no_names_are_refused(agent: Agent, tools: Any) -> None:
+    result = read(execute_text("1", sandbox_tools=tools))
+    assert "sandbox_tools=" in result["error"]
+    assert "names" in result["error"]
+    if tools is not None:  # it is all of them, there
+        result = read(handle_execute_code({"code": "1"}, task_id="t", enabled_tools=tools))
+        assert "enabled_tools=" in result["error"]
     assert session_kernels() == ()
 
 
@@ -1193,15 +1417,29 @@ def test_the_configuration_and_the_places_of_a_session_are_a_cells(make: Make, t
     assert result["output"].startswith(f"{tmp_path} {{'value': 1}} {{'error': 'Tool call limit reached")
 
 
+ODD_STUBS = """
+def gate(x=undefined): pass
+def write_file(x=1 / 0): pass
+def echo(a, a): pass
+def terminal(x=exit()): pass
+@undefined
+def odd(): pass
+"""
+
+
 def test_stubs_are_read_and_never_run(make: Make) -> None:
-    make(
-        tool_stubs=lambda names: (
-            f"raise SystemExit\n{STUBS}\ndef gate(x=undefined): pass\n@undefined\ndef odd(): pass"
-        )
+    make(tool_stubs=lambda names: f"raise SystemExit\n{STUBS}\n{ODD_STUBS}")
+    code = (
+        "import hermes_tools as h, inspect\n"
+        "for f in (h.gate, h.write_file, h.echo, h.terminal, h.read_file): print(inspect.signature(f))"
     )
-    assert (
-        execute("import hermes_tools, inspect; print(inspect.signature(hermes_tools.gate))")["output"]
-        == "(**arguments)\n"
-    )
-    make(tool_stubs=lambda names: "def (")
+    assert execute(code)["output"].splitlines() == [
+        *["(**arguments)"] * 4,
+        "(path: str, offset: int = 1, limit: int = 500)",
+    ]
+
+
+@pytest.mark.parametrize("stubs", ["def (", None, ["def f(): pass"], "(" * 5000, "\0"])
+def test_stubs_that_are_no_source_are_said_to_be_none(make: Make, stubs: object) -> None:
+    make(tool_stubs=lambda names: stubs)
     assert "tool_stubs" in execute("1")["error"]

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import contextlib
 import json
 import os
 import signal
@@ -492,6 +493,20 @@ def test_an_end_while_requests_come_is_a_clean_one(said: Path) -> None:
         for number in range(1, 300):
             server.send({"id": number, "method": "tools/list"})
         server.process.send_signal(signal.SIGTERM)
+        assert server.ended() == 128 + signal.SIGTERM
+    assert said.read_text() == ""
+
+
+@pytest.mark.parametrize("attempt", range(4))  # what comes must come while nobody takes it any more
+def test_a_client_that_sends_on_after_the_signal_disturbs_nothing(said: Path, attempt: int) -> None:
+    with raw(said) as server:
+        server.initialize()
+        server.call(1, BUSY)
+        server.told("begun")
+        server.process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(BrokenPipeError):
+            while server.process.poll() is None:
+                server.send({"id": 2, "method": "tools/list"})
         assert server.ended() == 128 + signal.SIGTERM
     assert said.read_text() == ""
 

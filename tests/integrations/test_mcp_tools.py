@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -25,7 +26,8 @@ from mcp_types import Tool as OfferedTool
 
 from hermes_kernel import ConfigError, Tool, ToolError
 from hermes_kernel.integrations.mcp import tool_list
-from hermes_kernel.integrations.mcptools import ServerSpec, ToolServers, named, servers_of, value_of
+from hermes_kernel.integrations.mcptools import GUARD, ServerSpec, ToolServers, named, servers_of, value_of
+from hermes_kernel.process.zygote import LAUNCHER
 
 from ..cli.command import hermes
 from .client import Connected, cancelled, connected, story, text_of
@@ -126,10 +128,7 @@ print(json.dumps([str(inspect.signature(f)), inspect.getdoc(f), sorted(hermes_to
         assert {"add", "plain", "picture", "odd_name_v2", "fail", "wait"} <= set(names)
         code = "print(str(inspect.signature(hermes_tools.plain)))"
         shown = text_of(await client.run(code))
-        assert (
-            shown == "(text: str, times=None, kind: Literal['upper', 'lower'] = 'upper')"
-            or "text: str" in shown
-        )
+        assert shown == "(text: str, times=None, kind: Literal['upper', 'lower'] = 'upper')"
 
 
 @story
@@ -253,6 +252,16 @@ print(json.dumps([len(given[0]), given[1:], os.environ.get("SERVICE_TOKEN")]), g
         result = await client.run(f"import json, hermes_tools\n{code}")
         assert text_of(result) == f'[{len(SECRET)}, ["here", null], null] ***'
         assert SECRET not in result.model_dump_json()
+
+
+def test_a_server_has_no_signal_ignored_that_programs_are_ended_by(tmp_path: Path) -> None:
+    guarded = [sys.executable, "-I", "-S", LAUNCHER, GUARD, str(os.getpid())]
+    (tmp_path / "file").touch()
+    for script, code in (("yes | head -1", 0), ("ulimit -f 1; exec yes > file", 128 + signal.SIGXFSZ)):
+        done = subprocess.run(
+            [*guarded, "sh", "-c", script], capture_output=True, cwd=tmp_path, timeout=30, check=False
+        )
+        assert (done.returncode, done.stderr) == (code, b"")
 
 
 # -- a server that does not start -------------------------------------------------------------------------

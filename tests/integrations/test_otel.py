@@ -1,10 +1,11 @@
 """A span for each cell below its caller's, a child for each tool call; and what registries count."""
 
+import asyncio
 from collections.abc import Callable, Iterator
 
 import pytest
 
-from hermes_kernel import BlockingRegistry, KernelRegistry, Limits
+from hermes_kernel import BlockingRegistry, ConfigError, KernelRegistry, KernelStartError, Limits
 from hermes_kernel.host.observe import forget, observe
 from hermes_kernel.lifecycle.key import KernelKey
 
@@ -89,18 +90,31 @@ def test_how_a_cell_ended_is_in_its_span(
 async def _two_cells() -> None:
     async with KernelRegistry() as registry:
         await registry.execute("1", owner="a")
-        with pytest.raises(Exception, match="no_such_python"):
+        with pytest.raises(ConfigError, match="no_such_python"):
             await registry.execute("1", owner="a", python="no_such_python")
 
 
 def test_asyncio_and_calls_that_are_refused(
     leaves_nothing: None, spans: tuple[InMemorySpanExporter, TracerProvider]
 ) -> None:
-    import asyncio
-
     exporter, _ = spans
     asyncio.run(_two_cells())
-    assert [span.name for span in exporter.get_finished_spans()] == ["execute_code"]
+    (span,) = exporter.get_finished_spans()
+    assert (span.name, span.status.status_code) == ("execute_code", StatusCode.UNSET)
+
+
+def test_a_kernel_that_does_not_come_up_is_an_error_of_its_cells_span_without_its_text(
+    make_registry: Make, spans: tuple[InMemorySpanExporter, TracerProvider]
+) -> None:
+    exporter, _ = spans
+    registry = make_registry(bootstrap="raise ValueError('0123456789abcdefghij')")
+    with pytest.raises(KernelStartError, match="0123456789abcdefghij"):
+        registry.execute("1", owner="a")
+    (span,) = exporter.get_finished_spans()
+    assert (span.name, span.status.status_code) == ("execute_code", StatusCode.ERROR)
+    assert span.status.description == "KernelStartError"
+    assert told(span) == {"owner": "a"}
+    assert "0123456789abcdefghij" not in span.to_json()
 
 
 def test_without_instrumentation_there_are_no_spans(

@@ -16,7 +16,7 @@ REQUIRED = bool(os.environ.get("HERMES_TEST_HERMES_AGENT"))
 """Whether an environment that cannot be made is a failure; else the tests are skipped, and pip says why."""
 
 RELEASE = "hermes-agent==0.19.0"
-PROGRAM = Path(__file__).with_name("real_agent.py")
+PROGRAM, PLUGGED = (Path(__file__).with_name(f"{name}_agent.py") for name in ("real", "plugged"))
 PROJECT = Path(__file__).parents[2]
 INSTALL_TIMEOUT, RUN_TIMEOUT = 400, 120  # seconds
 
@@ -57,6 +57,22 @@ class Told:
         return self._answer[scene]
 
 
+def run(python: Path, home: Path, runtime: Path, *command: str | Path) -> dict[str, Any]:
+    """Run a program with the agent, and read its answer."""
+    # A kernel of the agent's own environment, not of the tests'.
+    env = {
+        name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))
+    }
+    env.update(HERMES_HOME=str(home), HERMES_TIMEZONE="Asia/Tokyo", XDG_RUNTIME_DIR=str(runtime))
+    env.pop("TZ", None)
+    done = subprocess.run(
+        [python, *command], capture_output=True, text=True, timeout=RUN_TIMEOUT, env=env, check=False
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
 @pytest.fixture(scope="session")
 def told(python: Path, tmp_path_factory: pytest.TempPathFactory, runtime: Path) -> Told:
     """What came of all scenes."""
@@ -64,22 +80,7 @@ def told(python: Path, tmp_path_factory: pytest.TempPathFactory, runtime: Path) 
     home, work, own = place / "home", place / "work", runtime / "real"
     for directory in (home, work, own):
         directory.mkdir(mode=0o700)
-    # A kernel of the agent's own environment, not of the tests'.
-    env = {
-        name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))
-    }
-    env.update(HERMES_HOME=str(home), HERMES_TIMEZONE="Asia/Tokyo", XDG_RUNTIME_DIR=str(own))
-    env.pop("TZ", None)
-    done = subprocess.run(
-        [python, PROGRAM, home, work],
-        capture_output=True,
-        text=True,
-        timeout=RUN_TIMEOUT,
-        env=env,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return Told(json.loads(done.stdout.splitlines()[-1]), work, own)
+    return Told(run(python, home, own, PROGRAM, home, work), work, own)
 
 
 def test_real_tools_are_called_with_their_own_signatures_and_answer_with_mappings(told: Told) -> None:
@@ -175,12 +176,43 @@ def test_the_agents_registry_serves_the_tool_with_its_own_guard_configuration_an
     told: Told,
 ) -> None:
     scene = told["entry"]
-    assert "read_file(path, offset=1, limit=500)" in scene["schema"]["description"]
     assert (scene["first"]["output"], scene["first"]["tool_calls_made"]) == ("0\n", 1)
     assert scene["moved"]["output"] == f"{told.work / 'sub'}\nFalse\n"
     assert scene["moved"]["kernel"]["lost_reason"] == "cwd_changed"
     assert scene["reset"]["kernel"]["state_reset"]
     assert "non-empty" in scene["blank"]["error"]
+    assert scene["elsewhere"]["output"] == "hermes gateway restart\n"
+    assert "would end the gateway" in scene["inside"]["error"]
+    assert scene["inside"]["output"] == ""
+
+
+def test_a_model_of_the_real_agent_is_told_what_ours_is(told: Told) -> None:
+    scene = told["definitions"]
+    few, many = (scene["told"][f"{number} True"] for number in (2, 3))
+    assert [scene["told"][f"{number} False"] for number in (2, 3)] == [few, many]
+    live = scene["ours"]["description"].partition("\n\n")[0]
+    for schema in (few, many):
+        assert live in schema["description"]
+        assert "read_file(path, offset=1, limit=500)" in schema["description"]
+        assert schema["parameters"]["properties"].keys() == {"code", "reset"}
+        assert "session's working directory" in schema["description"]
+    assert "terminal(command" not in few["description"]
+    assert "terminal(command" in many["description"]
+
+
+@pytest.mark.parametrize("first", ["agent", "backend"])
+def test_a_plugin_can_put_it_there_while_the_real_agent_is_imported(
+    python: Path, tmp_path: Path, runtime: Path, first: str
+) -> None:
+    home, own = tmp_path / "home", runtime / first
+    for directory in (home, own):
+        directory.mkdir(mode=0o700)
+    answer = run(python, home, own, PLUGGED, home, first)
+    assert answer["by"]["output"] == "42\n"
+    assert answer["by"]["kernel"]["mode"] == "session"
+    assert "live kernel" in answer["definition"]["description"]
+    assert "reset" in answer["definition"]["parameters"]["properties"]
+    assert traces.kernels_of(own) == []
 
 
 def test_nothing_of_the_real_agents_kernels_is_left(told: Told) -> None:

@@ -1,7 +1,8 @@
 """The backend of hermes-agent's ``execute_code``: its names and arguments, our kernels.
 
 ``use(Host.from_hermes_agent())``, or a ``Host`` of your own, says once whose kernels they are. Without it the
-first call takes hermes-agent if it can be imported, else a host that has nothing.
+first call takes hermes-agent if it is there, else a host that has nothing. Where it is there and cannot be
+imported, or not yet, each call is an error that says so: no code runs past the agent's guard.
 """
 
 import logging
@@ -9,9 +10,10 @@ import threading
 from collections.abc import Callable, Collection
 from typing import Any
 
-from ...errors import ConfigError
 from ...lifecycle.info import KernelInfo
 from . import codetool
+from .agent import AgentModules, is_there
+from .failures import log_failure
 from .host import SCRIPT_TOOLS, Host
 from .places import ChildPython, child_cwd, child_python, execution_mode
 from .remote import (
@@ -20,7 +22,7 @@ from .remote import (
     shutdown_remote_kernels_for_owner,
     shutdown_remote_kernels_where,
 )
-from .sessions import SessionCell, SessionKernels
+from .sessions import SessionCell, SessionKernels, as_json
 
 __all__ = [
     "SCRIPT_TOOLS",
@@ -63,9 +65,13 @@ class _Current:
             before.end_all()
 
     def get(self) -> SessionKernels:
+        """Return the kernels; raises ConfigError while there is a hermes-agent that cannot be imported."""
+        if (known := self._kernels) is not None:
+            return known
+        host = _host_found()  # without the lock: what it imports may come back here
         with self._lock:
             if self._kernels is None:
-                self._kernels = SessionKernels(_host_found())
+                self._kernels = SessionKernels(host)
             return self._kernels
 
     def known(self) -> SessionKernels | None:
@@ -110,7 +116,7 @@ def execute_in_session_kernel(
         reset,
         is_interrupted,
     )
-    return _current.get().execute(cell)
+    return as_json(lambda: _current.get().execute(cell))
 
 
 def shutdown_kernels_for_owner(session_key: str) -> None:
@@ -135,28 +141,43 @@ def session_kernels() -> tuple[KernelInfo, ...]:
 
 
 def unusable_python(python: str) -> str | None:
-    """Say why a kernel cannot run on an interpreter, None if it can; for ``child_python``."""
+    """Say why a kernel cannot run on an interpreter, None if it can; for ``child_python``.
+
+    Raises ConfigError while there is a hermes-agent that cannot be imported.
+    """
     return _current.get().unusable(python)
 
 
 def execute_code_schema(enabled_tools: Collection[str] | None = None, mode: object = None) -> dict[str, Any]:
-    """Return what a model is told of ``execute_code``."""
-    return codetool.execute_code_schema(_current.get().host, enabled_tools, mode)
+    """Return what a model is told of ``execute_code``; may be called while hermes-agent is being imported.
+
+    *enabled_tools*: None = all that code may call; *mode*: None = that of the configuration.
+    """
+    return codetool.execute_code_schema(_host_described(), enabled_tools, mode)
 
 
 def handle_execute_code(arguments: dict[str, Any], **options: Any) -> str:
     """Serve a model's call of ``execute_code``; of the *options* ``task_id`` and ``enabled_tools`` count."""
-    return codetool.CodeTool(_current.get()).handle(
-        arguments, task_id=options.get("task_id"), enabled_tools=options.get("enabled_tools")
+    task_id, enabled_tools = options.get("task_id"), options.get("enabled_tools")
+    return as_json(
+        lambda: codetool.CodeTool(_current.get()).handle(
+            arguments, task_id=task_id, enabled_tools=enabled_tools
+        )
     )
 
 
 def _host_found() -> Host:
-    try:
+    if is_there():
         return Host.from_hermes_agent()
-    except ConfigError as error:
-        _log.info("no tools for cells: %s", error)
-        return Host()
+    _log.info("hermes-agent is not there: cells have no tools")
+    return Host()
+
+
+def _host_described() -> Host:
+    """Return the host of which the schema tells: without its dispatcher, whose import may have led here."""
+    if (known := _current.known()) is not None:
+        return known.host
+    return Host.of_modules(AgentModules()) if is_there() else Host()
 
 
 def _quietly(act: Callable[[SessionKernels], object]) -> None:
@@ -165,5 +186,5 @@ def _quietly(act: Callable[[SessionKernels], object]) -> None:
         return
     try:
         act(kernels)
-    except Exception:  # noqa: BLE001  # called where the agent cleans up: the rest of that must go on
-        _log.exception("kernels were not ended")
+    except Exception as error:  # noqa: BLE001  # called where the agent cleans up: the rest must go on
+        log_failure(_log, error, "kernels were not ended")

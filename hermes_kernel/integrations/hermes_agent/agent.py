@@ -1,25 +1,30 @@
 """The modules of hermes-agent, and what of them the backend uses.
 
-Releases differ: what one lacks is left to our own defaults, and said at the debug level.
+Releases differ: what one lacks is left to our own defaults, and said at the debug level. Nothing is imported
+before it is asked for.
 """
 
 import contextlib
 import importlib
+import importlib.util
 import logging
 import os
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from ...cell.tools import ToolCallContext
 from ...errors import ConfigError
 from ...lifecycle.key import Owner
 from ...limits import Limits
+from .failures import log_failure
 
 DISPATCHER = "model_tools"
 CODE_TOOL = "tools.code_execution_tool"
+TERMINAL = "tools.terminal_tool"
+GATEWAY_MARKER = "_HERMES_GATEWAY"  # the variable that is "1" in a gateway
 SPILLED = ("cache", "exec")  # below the agent's home
 
 _log = logging.getLogger(__name__)
@@ -35,6 +40,21 @@ def member(module: str, *names: str) -> Any:
     return next((getattr(found, name) for name in names if hasattr(found, name)), None)
 
 
+def safeguard(module: str, name: str) -> Any:
+    """Return the member that a safeguard is; None if the release has no such.
+
+    Raises ConfigError for a module that is there and cannot be imported: nothing runs past it.
+    """
+    try:
+        return getattr(importlib.import_module(module), name, None)
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
+            return None
+        raise ConfigError(
+            f"{name} cannot be asked, because {module} cannot be imported: {error}; repair hermes-agent"
+        ) from error
+
+
 def count_of(config: Mapping[str, Any], name: str, default: int) -> int:
     """Return a whole number of a configuration: the default if it is none, and at least 1."""
     try:
@@ -43,24 +63,27 @@ def count_of(config: Mapping[str, Any], name: str, default: int) -> int:
         return default
 
 
-@dataclass(frozen=True)
+def is_there() -> bool:
+    """Whether there is a hermes-agent, also one that cannot be imported, or is only just being imported."""
+    return sys.modules.get(DISPATCHER) is not None or importlib.util.find_spec(DISPATCHER) is not None
+
+
+def dispatcher() -> ModuleType:
+    """Return the module that nothing works without; raises ConfigError if it cannot be imported."""
+    try:
+        module = importlib.import_module(DISPATCHER)
+        if not callable(module.handle_function_call):
+            raise TypeError("handle_function_call is no function")
+        return module
+    except (Exception, SystemExit) as error:
+        raise ConfigError(
+            f"hermes-agent cannot be imported: {error}; install it in the agent's environment "
+            f"({sys.executable}), or give a Host of your own"
+        ) from error
+
+
 class AgentModules:
     """The services of hermes-agent, as the fields of ``Host`` want them."""
-
-    handle_function_call: Callable[..., Any]
-    root: Path
-
-    @classmethod
-    def load(cls) -> "AgentModules":
-        """Import what nothing works without; raises ConfigError if it is not there."""
-        try:
-            module = importlib.import_module(DISPATCHER)
-            return cls(module.handle_function_call, Path(str(module.__file__)).resolve().parent)
-        except Exception as error:
-            raise ConfigError(
-                f"hermes-agent cannot be imported: {error}; install it in the agent's environment "
-                f"({sys.executable}), or give a Host of your own"
-            ) from error
 
     def dispatch(self, name: str, arguments: dict[str, Any], *, task_id: str, cell: ToolCallContext) -> Any:
         """Serve a call of a tool as the agent serves its model's.
@@ -68,10 +91,10 @@ class AgentModules:
         What a script reads its model has not seen: the script has all of it, and so has the model later.
         """
         if name != "read_file":
-            return self.handle_function_call(name, arguments, task_id=task_id)
+            return dispatcher().handle_function_call(name, arguments, task_id=task_id)
         _forget_reads(task_id)
         try:
-            return self.handle_function_call(name, arguments, task_id=task_id)
+            return dispatcher().handle_function_call(name, arguments, task_id=task_id)
         finally:
             _forget_reads(task_id)
 
@@ -118,7 +141,7 @@ class AgentModules:
         try:
             secret = get_secret(name)
         except Exception as error:  # noqa: BLE001  # several profiles, and none of them is calling
-            _log.warning("%s does not pass: %s", name, error)
+            log_failure(_log, error, f"{name} does not pass")
             return None
         return None if secret is None else str(secret)
 
@@ -204,25 +227,19 @@ class AgentModules:
         return bool(member(CODE_TOOL, "SANDBOX_AVAILABLE") is not False)
 
     def guard(self, code: str) -> str | None:
-        """Ask the agent's approval for a whole script; return why it may not run."""
-        check = member("tools.approval", "check_execute_code_guard")
-        if check is None:
-            return "the agent's approval guard cannot be asked"
-        config = self._environment()
-        has_access = member("tools.terminal_tool", "_docker_has_host_access")
-        access = {} if has_access is None else {"has_host_access": has_access(config)}
-        verdict = check(code, config.get("env_type", "local"), **access)
-        if not verdict.get("approved"):
-            return str(verdict.get("message") or "the code was not approved")
-        if verdict.get("user_approved") and (
-            clear := member("tools.interrupt", "clear_current_thread_interrupt")
-        ):
-            clear()
-        return None
+        """Ask what the agent asks before it runs code; return why it may not run.
+
+        Whether the terminal's policy is known, whether the code would end the gateway that runs it, and the
+        approval of the whole script. Raises ConfigError where that cannot be asked.
+        """
+        return _unknown_policy() or _end_of_the_gateway(code) or self._disapproval(code)
 
     def elsewhere(self, code: str, task_id: str, enabled_tools: Collection[str]) -> str | None:
-        """Have the agent run code by itself where its terminal is not on this machine."""
-        if self._environment().get("env_type", "local") == "local":
+        """Have the agent run code by itself where its terminal is not on this machine.
+
+        Raises ConfigError where it is not known which machine that is: never is this one taken for it.
+        """
+        if self._environment()["env_type"] == "local":
             return None
         execute = member(CODE_TOOL, "_execute_remote")
         if execute is None:
@@ -233,7 +250,7 @@ class AgentModules:
 
     def recorded_cwd(self, task_id: str) -> str | None:
         """Return the directory in which the session's shell is."""
-        recorded = member("tools.terminal_tool", "get_session_cwd")
+        recorded = member(TERMINAL, "get_session_cwd")
         return None if recorded is None else recorded(task_id)
 
     def registered_cwd(self, task_id: str) -> str | None:
@@ -247,8 +264,8 @@ class AgentModules:
         )
         try:
             return str(current(default="") or "") if current is not None else ""
-        except Exception:  # noqa: BLE001  # the agent's own code; the task has a kernel to itself then
-            _log.exception("the session key is not known")
+        except Exception as error:  # noqa: BLE001  # the agent's own code; the task has a kernel to itself
+            log_failure(_log, error, "the session key is not known")
             return ""
 
     def _session_value(self, name: str) -> str:
@@ -259,11 +276,32 @@ class AgentModules:
         asked = member("agent.delegation_context", "is_delegated_child_context")
         return asked is not None and bool(asked())
 
+    def _disapproval(self, code: str) -> str | None:
+        check = member("tools.approval", "check_execute_code_guard")
+        if check is None:
+            return "the agent's approval guard cannot be asked"
+        config = self._environment()
+        has_access = member(TERMINAL, "_docker_has_host_access")
+        access = {} if has_access is None else {"has_host_access": has_access(config)}
+        verdict = check(code, config["env_type"], **access)
+        if not verdict.get("approved"):
+            return str(verdict.get("message") or "the code was not approved")
+        if verdict.get("user_approved") and (
+            clear := member("tools.interrupt", "clear_current_thread_interrupt")
+        ):
+            clear()
+        return None
+
     def _environment(self) -> Mapping[str, Any]:
-        """Return what the agent knows of where its terminal is."""
-        get = member("tools.terminal_tool", "_get_env_config")
-        config = {} if get is None else get()
-        return config if isinstance(config, Mapping) else {}
+        """Return what the agent knows of where its terminal is; raises ConfigError if it does not."""
+        get = safeguard(TERMINAL, "_get_env_config")
+        config = None if get is None else get()
+        if not isinstance(config, Mapping) or not config.get("env_type"):
+            raise ConfigError(
+                f"it is not known for which machine the code is: in this release {TERMINAL}._get_env_config "
+                "gives no env_type; give a Host with a guard and an elsewhere of your own"
+            )
+        return config
 
     def _of_profile(self, env: Mapping[str, str]) -> dict[str, str]:
         """Return the declared variables that only the calling profile has."""
@@ -276,18 +314,42 @@ class AgentModules:
 
     def _with_root(self, env: dict[str, str], python: str) -> dict[str, str]:
         """Have the agent's modules importable on its own interpreter, and on no other."""
-        root = str(self.root)
+        home = Path(str(dispatcher().__file__)).resolve().parent
+        root = str(home)
         own = os.path.realpath(python) == os.path.realpath(sys.executable) and (
             os.path.dirname(python) == os.path.dirname(sys.executable)
         )
         paths = [path for path in env.get("PYTHONPATH", "").split(os.pathsep) if path and path != root]
-        if own and self.root.name not in ("site-packages", "dist-packages"):
+        if own and home.name not in ("site-packages", "dist-packages"):
             paths.insert(0, root)
         if paths:
             env["PYTHONPATH"] = os.pathsep.join(paths)
         else:
             env.pop("PYTHONPATH", None)
         return env
+
+
+def _unknown_policy() -> str | None:
+    """Say why the terminal's policy of the calling profile is not known, None if it is."""
+    enforce = safeguard("tools.terminal_scope", "enforce_no_refusal")
+    if enforce is None:
+        return None
+    try:
+        enforce()
+    except Exception as error:  # noqa: BLE001  # whatever it is, the agent refuses
+        return f"the terminal policy of the profile is not known: {error}; repair the profile's configuration"
+    return None
+
+
+def _end_of_the_gateway(code: str) -> str | None:
+    """Say so if the code would end or restart the gateway that this process is."""
+    probe = safeguard("tools.process_registry", "_is_supervised_gateway_process")
+    if not (os.environ.get(GATEWAY_MARKER) == "1" if probe is None else probe()):
+        return None
+    contains = safeguard("cron.lifecycle_guard", "contains_gateway_lifecycle_command")
+    if contains is None or not contains(code):
+        return None
+    return "the code would end the gateway that runs it; have that done from a shell outside of the gateway"
 
 
 def _forget_reads(task_id: str) -> None:
@@ -303,8 +365,8 @@ def _callbacks() -> list[tuple[Callable[[], Any], Callable[[Any], Any]]]:
     api = member("tools.thread_context", "_callback_api")
     try:
         found = () if api is None else tuple(api())
-    except Exception:  # noqa: BLE001  # the agent's own code
-        _log.exception("the thread's prompts cannot be captured: what is dangerous is denied")
+    except Exception as error:  # noqa: BLE001  # the agent's own code
+        log_failure(_log, error, "the thread's prompts cannot be captured, what is dangerous is denied")
         return []
     if found and all(isinstance(pair, tuple) for pair in found):
         return list(found)

@@ -11,8 +11,8 @@ from ...errors import ConfigError, HermesKernelError
 from ...limits import Limits
 from .host import Host
 from .places import STRICT, child_cwd, child_python, execution_mode
-from .sessions import SessionCell, SessionKernels
-from .toolstubs import HostTools
+from .sessions import SessionCell, SessionKernels, as_json
+from .toolstubs import HostTools, tool_names
 
 NAME = "execute_code"
 TOOLSET = "code_execution"
@@ -29,6 +29,11 @@ _PROJECT = (
     "The code runs in the session's working directory, on the Python of its active environment if a kernel "
     "can run on that."
 )
+_HELPERS = (
+    "  json_parse(text): What JSON text stands for, also if it is not strict.",
+    "  shell_quote(text): The text as one word of a shell.",
+    "  retry(function): Its result, tried again if it raises.",
+)
 _SHOWN = "Only what the code prints is shown: print() the result."
 
 
@@ -39,12 +44,11 @@ def execute_code_schema(
     names = _callable_tools(host, enabled_tools)
     mode = execution_mode(_mode(host) if mode is None else mode)
     tools = HostTools.of(host, names, "").tools()
-    imported = ", ".join(sorted(names)[:2])
+    imported = ", ".join(sorted(names)[:2]) or "retry"
     description = "\n\n".join(
         [
             _WHAT,
-            "\n".join(["From hermes_tools it can import:", *map(_line, tools)]),
-            "json_parse(text), shell_quote(text) and retry(function) are there, too.",
+            "\n".join(["From hermes_tools it can import:", *map(_line, tools), *_HELPERS]),
             _STRICT if mode == STRICT else _PROJECT,
             _SHOWN,
         ]
@@ -74,43 +78,40 @@ class CodeTool:
         self, arguments: Mapping[str, Any], *, task_id: str | None, enabled_tools: Collection[str] | None
     ) -> str:
         """Run what a model asks for and return the result as JSON."""
+        return as_json(lambda: self._run(arguments, task_id or "", enabled_tools))
+
+    def _run(self, arguments: Mapping[str, Any], task_id: str, enabled_tools: Collection[str] | None) -> str:
         host = self.kernels.host
-        try:
-            if not host.is_available():
-                raise ConfigError("execute_code is not available here: call the other tools one by one")
-            code = _code(arguments)
-            reset = arguments.get("reset") is True
-            names = _callable_tools(host, enabled_tools)
-            if (why := host.guard(code)) is not None:
-                return _refused(why)
-            if (result := host.elsewhere(code, task_id or "", names)) is not None:
-                return result
-            config = host.config()
-            mode = execution_mode(config.get("mode", "project"))
-            cell = SessionCell(
-                code,
-                task_id or "",
-                mode,
-                child_python(mode, os.environ).path,
-                child_cwd(
-                    mode,
-                    task_id or "",
-                    os.environ,
-                    recorded=host.recorded_cwd,
-                    registered=host.registered_cwd,
-                ),
-                names,
-                config.get("timeout", Limits.timeout),
-                config.get("max_tool_calls", Limits.max_tool_calls),
-                reset,
-                host.is_interrupted,
-            )
-        except HermesKernelError as error:
-            return error.to_json()
+        if not host.is_available():
+            raise ConfigError("execute_code is not available here: call the other tools one by one")
+        code, reset = _code(arguments), _reset(arguments)
+        names = _callable_tools(host, enabled_tools)
+        if (why := host.guard(code)) is not None:
+            return _refused(why)
+        if (result := host.elsewhere(code, task_id, names)) is not None:
+            return result
+        config = host.config()
+        mode = execution_mode(config.get("mode", "project"))
+        cell = SessionCell(
+            code,
+            task_id,
+            mode,
+            child_python(mode, os.environ).path,
+            child_cwd(mode, task_id, os.environ, recorded=host.recorded_cwd, registered=host.registered_cwd),
+            names,
+            config.get("timeout", Limits.timeout),
+            config.get("max_tool_calls", Limits.max_tool_calls),
+            reset,
+            host.is_interrupted,
+        )
         return self.kernels.execute(cell)
 
 
 def _code(arguments: Mapping[str, Any]) -> str:
+    if not isinstance(arguments, Mapping):
+        raise ConfigError(
+            f"execute_code needs its arguments as an object with `code`; it got a {type(arguments).__name__}"
+        )
     code = arguments.get("code")
     if code is None and "command" in arguments:
         raise ConfigError(
@@ -125,9 +126,21 @@ def _code(arguments: Mapping[str, Any]) -> str:
     return code
 
 
+def _reset(arguments: Mapping[str, Any]) -> bool:
+    """Return whether a fresh kernel is asked for; models also write the word for it."""
+    given = arguments.get("reset")
+    if isinstance(given, bool | None):
+        return given is True
+    word = given.strip().lower() if isinstance(given, str) else ""
+    if word not in ("true", "false"):
+        raise ConfigError(f"execute_code needs `reset` as true or false; it got {given!r}")
+    return word == "true"
+
+
 def _callable_tools(host: Host, enabled_tools: Collection[str] | None) -> frozenset[str]:
     """Return which tools the code may call: if no enabled one is for scripts, all that are."""
-    return (host.script_tools & frozenset(enabled_tools or ())) or host.script_tools
+    enabled = frozenset() if enabled_tools is None else tool_names("enabled_tools", enabled_tools)
+    return (host.script_tools & enabled) or host.script_tools
 
 
 def _mode(host: Host) -> object:

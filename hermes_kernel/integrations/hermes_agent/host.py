@@ -9,7 +9,7 @@ from ...cell.tools import ToolCallContext
 from ...errors import ConfigError, ToolError
 from ...lifecycle.key import Owner
 from ...limits import Limits
-from .agent import AgentModules
+from .agent import AgentModules, dispatcher
 
 SCRIPT_TOOLS = frozenset(
     {"web_search", "web_extract", "read_file", "write_file", "search_files", "patch", "terminal"}
@@ -34,7 +34,8 @@ class Host:
     """The services of an agent, each with what stands in its place without one.
 
     Called on the thread that calls: ``resolve_owner(task_id)``, whose kernel it is, a delegated child's if
-    ``Owner.child`` is set; ``scope()`` keeps apart the owners of several profiles; ``limits()``, of which the
+    ``Owner.child`` is set; ``scope()``, which keeps apart the owners of several profiles: it alone says their
+    scope, also where kernels are ended, and an owner with another one is refused; ``limits()``, of which the
     call's own timeout and number of tool calls take the place; ``is_passthrough(name)`` and
     ``resolve_passthrough(name, value)``, which variables kernels see besides the safe ones, and with which
     value; ``build_env(env, python)``, the last word on what a kernel sees; ``capture_context()``, which
@@ -42,7 +43,9 @@ class Host:
     known; ``hint(error, tools)``, what to try after an error, instead of our own.
 
     ``dispatch(name, arguments, task_id=, cell=)`` serves a call of a tool, in the context of its cell's
-    caller and inside of ``around_dispatch()``; it returns JSON text or what it stands for.
+    caller and inside of ``around_dispatch()``; it returns JSON text or what it stands for. The body of an
+    ``async`` one runs later, on an event loop of ours: still with the caller's context variables, but outside
+    of ``around_dispatch()`` and of what ``capture_context()`` sets in a thread.
     ``tool_stubs(names)``: Python source whose functions say how the tools are called.
     ``clean(text)`` is given what a result shows after our own masks. ``bootstrap`` is run before the first
     cell of each kernel. ``socket_dir()``: where sockets may stand. ``expose``: people may look in.
@@ -82,7 +85,12 @@ class Host:
     @classmethod
     def from_hermes_agent(cls) -> "Host":
         """Return the host that hermes-agent is; raises ConfigError if it cannot be imported."""
-        agent = AgentModules.load()
+        dispatcher()
+        return cls.of_modules(AgentModules())
+
+    @classmethod
+    def of_modules(cls, agent: AgentModules) -> "Host":
+        """Return the same host without a look whether its dispatcher can be imported yet."""
         return cls(
             dispatch=agent.dispatch,
             resolve_owner=agent.resolve_owner,

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from .failures import log_failure
+
 PROJECT, STRICT = "project", "strict"
 MODES = (PROJECT, STRICT)
 
@@ -69,7 +71,7 @@ def child_cwd(
         try:
             place = rung()
         except Exception as error:  # noqa: BLE001  # the host's own code, or a directory that is gone
-            _log.info("a directory is not known: %s", error)
+            log_failure(_log, error, "a directory is not known")
             continue
         if place and os.path.isdir(place):
             return place

@@ -15,6 +15,7 @@ from ...host.blocking import BlockingRegistry
 from ...lifecycle.info import KernelInfo
 from ...lifecycle.key import Owner
 from ...limits import Limits
+from .failures import log_failure
 from .host import Host, owner_by_task
 from .places import PROJECT, ChildPython
 from .toolstubs import HostTools
@@ -54,14 +55,12 @@ class SessionKernels:
 
     def execute(self, cell: SessionCell) -> str:
         """Run a cell and return its result as JSON, also if it could not be run."""
-        try:
+
+        def run() -> str:
             with self._in_use() as registry:
                 return self._execute(registry, cell)
-        except HermesKernelError as error:
-            return error.to_json()
-        except Exception as error:  # noqa: BLE001  # the host's own code: its model is told, and goes on
-            _log.exception("a cell was not run")
-            return HermesKernelError(f"{type(error).__name__}: {error}").to_json()
+
+        return as_json(run)
 
     def unusable(self, python: str) -> str | None:
         """Say why a kernel cannot run on an interpreter, None if it can."""
@@ -135,10 +134,16 @@ class SessionKernels:
             owner = self.host.resolve_owner(task_id)
         except ConfigError:
             raise
-        except Exception:  # noqa: BLE001  # the host's own code; its task has a kernel to itself then
-            _log.exception("the owner of task %r is not known", task_id)
+        except Exception as error:  # noqa: BLE001  # the host's own code; its task has a kernel to itself then
+            log_failure(_log, error, f"the owner of task {task_id!r} is not known")
             owner = owner_by_task(task_id)
-        return owner if owner.scope else replace(owner, scope=self.host.scope())
+        scope = self.host.scope()
+        if owner.scope not in ("", scope):  # an end looks for the owners of scope() alone
+            raise ConfigError(
+                f"resolve_owner() gave an owner of the scope {owner.scope!r}, where scope() gave {scope!r}; "
+                "let scope() say it"
+            )
+        return replace(owner, scope=scope)
 
     def _told(self, result: CellResult, tools: Collection[str]) -> str:
         """Return the JSON of a result, with what the host knows of an interruption or an error."""
@@ -157,8 +162,8 @@ class SessionKernels:
     def _asked(question: Callable[[], str | None]) -> str | None:
         try:
             return question()
-        except Exception:  # noqa: BLE001  # the host's own code: the result is told without
-            _log.exception("a question to the host has failed")
+        except Exception as error:  # noqa: BLE001  # the host's own code: the result is told without
+            log_failure(_log, error, "a question to the host has failed")
             return None
 
     @contextlib.contextmanager
@@ -203,6 +208,17 @@ class SessionKernels:
             atexit.register(self.end_all)
         self._registry, self._limits = registry, limits
         return registry, before
+
+
+def as_json(run: Callable[[], str]) -> str:
+    """Return the JSON of a result, also if there is none because the host or the call was wrong."""
+    try:
+        return run()
+    except HermesKernelError as error:
+        return error.to_json()
+    except Exception as error:  # noqa: BLE001  # the host's own code: its model is told, and goes on
+        log_failure(_log, error, "a cell was not run")
+        return HermesKernelError(f"{type(error).__name__}: {error}").to_json()
 
 
 def _checked_python(registry: BlockingRegistry, python: str) -> ChildPython:

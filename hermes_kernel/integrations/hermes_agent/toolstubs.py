@@ -6,13 +6,14 @@ import ast
 import inspect
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from ...cell.tools import Tool, ToolCallContext
 from ...errors import ConfigError
+from .failures import log_failure
 from .host import Host
 
 LAZY = __future__.annotations.compiler_flag  # annotations stay the texts that they are
@@ -44,15 +45,17 @@ class HostTools:
     named: Mapping[str, Tool]
 
     @classmethod
-    def of(cls, host: Host, names: Iterable[str], task_id: str) -> "HostTools":
+    def of(cls, host: Host, names: Collection[str], task_id: str) -> "HostTools":
         """Return the tools with these names; raises ConfigError for one that no cell could call."""
-        ordered = tuple(sorted(names))
+        ordered = tuple(sorted(tool_names("sandbox_tools", names)))
         source = ""
         if host.tool_stubs is not None and ordered:
             try:
                 source = host.tool_stubs(list(ordered))
-            except Exception:  # noqa: BLE001  # the host's own code; tools without a signature serve as well
-                _log.exception("tool_stubs has failed: the tools take any arguments")
+            except Exception as error:  # noqa: BLE001  # the host's own code; tools serve without signatures
+                log_failure(_log, error, "tool_stubs has failed, the tools take any arguments")
+        if not isinstance(source, str):
+            raise ConfigError(f"tool_stubs gave a {type(source).__name__}; let it return Python source")
         return cls(host, task_id, _tools(ordered, source))
 
     def tools(self) -> list[Tool]:
@@ -68,11 +71,21 @@ class HostTools:
             with self.host.around_dispatch():
                 answer = self.host.dispatch(name, given, task_id=self.task_id, cell=context)
         except Exception as error:  # noqa: BLE001  # the host's own code
-            _log.exception("tool %s has failed", name)
-            return {"error": str(error) or type(error).__name__}
+            return _failed(name, error)
         if inspect.isawaitable(answer):
-            return _awaited(answer)
+            return _awaited(name, answer)
         return parsed(answer)
+
+
+def tool_names(argument: str, names: Any) -> frozenset[str]:
+    """Return the names of tools that an argument gives, which may be none; raises ConfigError."""
+    if (
+        not isinstance(names, Collection)
+        or isinstance(names, str)
+        or not all(isinstance(name, str) for name in names)
+    ):
+        raise ConfigError(f"{argument}={names!r}: give a set of the names of tools, which may be empty")
+    return frozenset(names)
 
 
 def parsed(answer: Any) -> Any:
@@ -87,22 +100,27 @@ def parsed(answer: Any) -> Any:
     return answer
 
 
-async def _awaited(answer: Any) -> Any:
+async def _awaited(name: str, answer: Any) -> Any:
     try:
         return parsed(await answer)
     except Exception as error:  # noqa: BLE001  # the host's own code
-        return {"error": str(error) or type(error).__name__}
+        return _failed(name, error)
+
+
+def _failed(name: str, error: Exception) -> dict[str, str]:
+    log_failure(_log, error, f"tool {name} has failed")
+    return {"error": str(error) or type(error).__name__}
 
 
 def signatures(source: str) -> dict[str, Callable[..., Any]]:
     """Return the functions at the top of a source text, of each its signature and its docstring alone.
 
-    Nothing but the defaults of their parameters is evaluated. Raises ConfigError for what is no
-    Python.
+    Nothing but the defaults of their parameters is evaluated; a function whose defaults cannot be is left
+    out. Raises ConfigError for what is no Python.
     """
     try:
         tree = ast.parse(source)
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ConfigError(f"tool_stubs gave no Python source: {error}") from error
     functions: dict[str, Callable[..., Any]] = {}
     for node in tree.body:
@@ -112,10 +130,12 @@ def signatures(source: str) -> dict[str, Callable[..., Any]]:
             node.decorator_list = []
             namespace: dict[str, Any] = {}
             header = ast.fix_missing_locations(ast.Module([node], []))
-            code = compile(header, "<tool_stubs>", "exec", flags=LAZY, dont_inherit=True)
             try:
+                code = compile(header, "<tool_stubs>", "exec", flags=LAZY, dont_inherit=True)
                 exec(code, namespace)  # no more than the defaults of its parameters
-            except NameError:  # a default of the module's own: the tool takes any arguments
+            except (Exception, SystemExit) as error:  # noqa: BLE001  # the host's own code
+                _log.info("%s takes any arguments: %s", node.name, type(error).__name__)
+                functions.pop(node.name, None)
                 continue
             functions[node.name] = namespace[node.name]
     return functions
