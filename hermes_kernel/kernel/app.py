@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
@@ -157,14 +158,16 @@ class HermesKernelApp(IPKernelApp):
             self.iopub_thread.io_loop.add_callback(self._may_publish.wait)
             self.iopub_thread.start()
 
-    def take_over(self) -> None:
-        """Take the state over into this process and its environment, and do what was asked for.
-
-        Whoever subscribes is greeted at once: its first cell is on its way when the kernel is ready for it.
-        """
+    def greet(self) -> None:
+        """Greet whoever subscribes: its first cell is on its way when the kernel is ready for it."""
         self._may_publish.set()
         if not self.iopub_thread.thread.is_alive():
             self.iopub_thread.start()
+        time.sleep(0)  # that thread can have its turn
+
+    def take_over(self) -> None:
+        """Take the state over into this process and its environment, and do what was asked for."""
+        self.greet()
         self._bind_to_process()
         self.init_poller()
         if not self.is_guarded:  # who has made the file knows what is in it

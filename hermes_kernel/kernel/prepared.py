@@ -85,12 +85,14 @@ class BuiltKernel:
 
     def begin(self, start: Start) -> int:
         """Be this kernel until it ends; return the exit code of the process."""
-        become(start)
         return to_the_end(lambda: self._run(start))
 
     def _run(self, start: Start) -> int:
         self._app.connection_file = start.arguments[start.arguments.index("-f") + 1]
         self._app.init_connection_file()
+        if self._is_bound:
+            self._app.greet()
+        become(start)
         if not self._is_bound:
             self._app.bind()
         self._app.take_over()
