@@ -13,6 +13,7 @@ The session is kept as NAME.ipynb in the current directory. Ctrl-D ends it.
 """
 
 import sys
+from pathlib import Path
 
 from hermes_kernel import BlockingRegistry, CellResult
 
@@ -25,9 +26,10 @@ def show(result: CellResult) -> None:
 
 
 def main(name: str) -> None:
-    """Run what is typed, one line a cell."""
+    """Run what is typed, one line a cell, in the current directory."""
+    here = Path.cwd()
     with BlockingRegistry(expose=True, transcript=f"{name}.ipynb") as registry:
-        show(registry.execute("print('The session is live.')", owner=name))
+        show(registry.execute("print('The session is live.')", owner=name, cwd=here))
         while True:
             try:
                 code = input("agent> ")
@@ -35,7 +37,7 @@ def main(name: str) -> None:
                 print()
                 return
             if code.strip():
-                show(registry.execute(code, owner=name))
+                show(registry.execute(code, owner=name, cwd=here))
 
 
 if __name__ == "__main__":

@@ -52,6 +52,10 @@ class Finding:
     what: str
     is_gap: bool = False
 
+    def __post_init__(self) -> None:
+        # It may quote a notebook, which may be anybody's, and is shown on a terminal.
+        object.__setattr__(self, "what", strip_controls(self.what))
+
 
 @dataclass(frozen=True)
 class RecordedTool:
@@ -159,7 +163,7 @@ def _shown_by_cell(outputs: Sequence[dict[str, Any]], status: CellStatus) -> Seq
 def _calls_compared(recorded: RecordedRun, result: CellResult) -> list[Finding]:
     """Say which tool calls nobody can hold against a record."""
     if recorded.calls is None and recorded.calls_made:
-        names = ", ".join(dict.fromkeys(recorded.calls_told))
+        names = _shown(", ".join(map(_on_one_line, dict.fromkeys(recorded.calls_told))))
         said = f"{recorded.calls_made} tool calls are not recorded ({names}): record with --record-tools"
         return [Finding(said, is_gap=True)]
     known = len(recorded.calls or ())
@@ -199,7 +203,7 @@ class ToolAnswers:
         self._made[tool] = ordinal + 1
         given = arguments_of(arguments, place)
         index = self._found(tool, ordinal, digest_of(given))
-        name = f"{tool} call {ordinal + 1}"
+        name = f"{_on_one_line(tool)} call {ordinal + 1}"
         if index is None:
             shown = self.cleaner.mask(json_text(given))
             self._note(f"{name}: was not made with these arguments: {_shown(shown)}")
@@ -207,9 +211,9 @@ class ToolAnswers:
         self._taken.add(index)
         call = (self.recorded.calls or ())[index]
         for part in call.cut:
-            self._note(f"{name}: its {part} are cut in the record", is_gap=True)
+            self._note(f"{name}: its {_on_one_line(part)} are cut in the record", is_gap=True)
         for part in call.masked:
-            self._note(f"{name}: secrets are masked in its {part}", is_gap=True)
+            self._note(f"{name}: secrets are masked in its {_on_one_line(part)}", is_gap=True)
         if not call.answered:
             raise NeverAnsweredError(f"{tool}: the cell ended before this call was answered")
         if call.error is not None:
@@ -223,7 +227,8 @@ class ToolAnswers:
         for index, call in enumerate(self.recorded.calls or ()):
             if index not in self._taken:
                 shown = self.cleaner.mask(call.arguments or "")
-                self._note(f"{call.tool} call {call.ordinal + 1}: was made, and is not: {_shown(shown)}")
+                name = f"{_on_one_line(call.tool)} call {call.ordinal + 1}"
+                self._note(f"{name}: was made, and is not: {_shown(shown)}")
         return self.findings
 
     def _found(self, tool: str, ordinal: int, digest: str) -> int | None:
@@ -452,6 +457,11 @@ def _difference(old: tuple[str, str], new: tuple[str, str]) -> str:
 def _shown(text: str) -> str:
     """Return the beginning of a text that may come from anybody, as a terminal can show it."""
     return strip_controls(text[: SHOWN_WIDTH * 10])[:SHOWN_WIDTH]
+
+
+def _on_one_line(name: str) -> str:
+    """Return the beginning of a name that a notebook gives, so that it begins no line of its own."""
+    return _shown(name).replace("\n", " ")
 
 
 def _text(value: object) -> str:

@@ -17,6 +17,7 @@ from ..host.blocking import BlockingRegistry
 from ..limits import Limits
 from ..process.local import PLAIN
 from ..process.staging import StagingError, runtime_base
+from .printable import printable
 
 OWNER = "hermes-kernel doctor"
 CANNOT_START = 2
@@ -181,4 +182,4 @@ def _print(found: Diagnosis) -> None:
         lines["kernel"] = "does not work"
     width = max(map(len, lines))
     for name, text in lines.items():
-        click.echo(f"{click.style(f'{name:{width}}', bold=True)}  {text}")
+        click.echo(f"{click.style(f'{name:{width}}', bold=True)}  {printable(text)}")

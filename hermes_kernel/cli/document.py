@@ -1,5 +1,6 @@
 """What is to be run, wherever it comes from."""
 
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +30,7 @@ class Document:
         suffix = file.suffix.lower()
         if file == STDIN:
             raw = _bytes_of_stdin()
-        elif suffix in (".py", ".ipynb") or not file.is_file():
+        elif suffix in (".py", ".ipynb") or not os.path.isfile(file):  # also a name that is too long
             raw = read_file(file)
         else:
             raise ConfigError(f"{file} is neither a .py nor a .ipynb file; pipe a script into `run -`")

@@ -6,7 +6,6 @@ and its listing fails once such a session has ended.
 """
 
 import asyncio
-import json
 import uuid
 from datetime import UTC, datetime
 from typing import Any
@@ -17,7 +16,7 @@ from tornado.web import HTTPError
 
 from ..errors import ConfigError
 from ..host.attach import NOT_STARTED_HERE
-from ..process.published import SPEC
+from ..process.published import SPEC, read_published
 from ..process.sessions import Session, live_sessions
 
 ANSWER_TIMEOUT = 5.0  # seconds for a kernel to take an interrupt, or to refuse it
@@ -89,10 +88,9 @@ class LiveKernels(AsyncMappingKernelManager):
 
     def _take_in(self, kernel_id: str, session: Session) -> None:
         assert session.published is not None
-        try:
-            info = json.loads(session.published.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return  # it ends just now
+        info = read_published(session.published)
+        if info is None:
+            return  # it ends just now, or a cell has put something else there
         kernel = self.kernel_manager_factory(
             parent=self, log=self.log, owns_kernel=False, kernel_id=kernel_id, kernel_name=SPEC
         )

@@ -80,11 +80,16 @@ class Notebook:
         known = self._generations
         return known.setdefault(kernel_id, len(known) + 1) if kernel_id else len(known)
 
-    def write(self, path: Path) -> None:
-        """Write the notebook, whole or not at all; raises ConfigError if that is not possible."""
+    def write(self, path: Path, *, private: bool = False) -> None:
+        """Write the notebook, whole or not at all; raises ConfigError if that is not possible.
+
+        *private*: for this user alone, whoever could read what was there.
+        """
         text = nbformat.writes(self._node, version=FORMAT)
         try:
-            replace_file(path, lambda file: _put(file, text))
+            replace_file(
+                path, lambda file: _put(file, text), mode=0o600 if private else 0o666, keeps_mode=not private
+            )
         except OSError as error:
             raise cannot_save(path.resolve(), error) from error
 
@@ -146,6 +151,8 @@ def _upgraded(data: dict[str, Any], name: str) -> Any:
         )
     try:
         return nbformat.convert(nbformat.reader.reads(json.dumps(data)), FORMAT)
+    except RecursionError:
+        raise _too_deep(name) from None
     except (nbformat.ValidationError, ValueError, LookupError, TypeError, AttributeError) as error:
         # nbformat's readers of old formats look into what they read before they check it.
         raise _not_valid(name, error) from None
@@ -156,6 +163,8 @@ def _valid(node: Any, name: str) -> Any:
         with warnings.catch_warnings(action="ignore", category=FutureWarning):
             _, node = normalize(node)  # it warns of the ids that it adds
         nbformat.validate(node)
+    except RecursionError:
+        raise _too_deep(name) from None
     except (nbformat.ValidationError, LookupError, TypeError, AttributeError) as error:
         raise _not_valid(name, error) from None
     return node
@@ -164,6 +173,12 @@ def _valid(node: Any, name: str) -> Any:
 def _not_valid(name: str, error: Exception) -> ConfigError:
     why = (str(error).splitlines() or [type(error).__name__])[0]
     return ConfigError(f"{name} is not a valid notebook ({why}); open it in Jupyter and save it again")
+
+
+def _too_deep(name: str) -> ConfigError:
+    return ConfigError(
+        f"{name} is not a valid notebook (it is nested too deep); open it in Jupyter and save it again"
+    )
 
 
 def _node_of(cell: Cell) -> Any:

@@ -16,6 +16,7 @@ from ..host.cleaning import cleaner_for
 from ..host.variables import read_variables
 from ..process.environment import EnvPolicy
 from ..process.local import environment_now
+from .printable import printable
 from .sessions import exposed_session, print_table
 from .spec import SOURCES
 
@@ -42,7 +43,9 @@ def attach(owner: str) -> None:
         from jupyter_console.app import ZMQTerminalIPythonApp
     except ImportError:
         raise ConfigError(f"the console is not installed; install it with {EXTRA}") from None
-    click.echo(f"The live session of {owner}: the agent's cells are shown as they run. exit leaves it.")
+    click.echo(
+        printable(f"The live session of {owner}: the agent's cells are shown as they run. exit leaves it.")
+    )
     ZMQTerminalIPythonApp.launch_instance(
         argv=[
             f"--existing={connection_file}",
@@ -65,7 +68,8 @@ def attach(owner: str) -> None:
     metavar="DIR",
     help="What the file browser shows.  [default: the current directory]",
 )
-def lab(*, port: int, no_browser: bool, root_dir: Path) -> None:
+@click.option("--allow-root", is_flag=True, help="Let the server run as root.")
+def lab(*, port: int, no_browser: bool, root_dir: Path, allow_root: bool) -> None:
     """Open JupyterLab on this machine, with the live sessions of agents among its running kernels.
 
     Only sessions whose host was started with expose=True are there, as "Hermes (live session of an agent)"
@@ -83,9 +87,17 @@ def lab(*, port: int, no_browser: bool, root_dir: Path) -> None:
     os.environ["JUPYTER_PATH"] = os.pathsep.join(
         filter(None, (str(SOURCES.parent), os.environ.get("JUPYTER_PATH")))
     )
-    server = LabApp.initialize_server(argv=_lab_arguments(port, root_dir, no_browser=no_browser))
-    server.identity_provider.token_generated = True  # else it shows the address without the token
-    server.start()
+    arguments = _lab_arguments(port, root_dir, no_browser=no_browser, allow_root=allow_root)
+    try:
+        server = LabApp.initialize_server(argv=arguments)
+        server.identity_provider.token_generated = True  # else it shows the address without the token
+        server.start()
+    except SystemExit as ended:
+        if ended.code in (None, 0):
+            raise
+        raise ConfigError(
+            "JupyterLab cannot be started: what its server says above is the reason; change that first"
+        ) from None
 
 
 @click.command(name="vars", short_help="Show the variables of a live session.")
@@ -110,7 +122,7 @@ def variables(owner: str, *, as_json: bool) -> None:
         click.echo("There are no variables.")
 
 
-def _lab_arguments(port: int, root_dir: Path, *, no_browser: bool) -> Sequence[str]:
+def _lab_arguments(port: int, root_dir: Path, *, no_browser: bool, allow_root: bool) -> Sequence[str]:
     token = secrets.token_hex(24)  # ours, whatever the user's own configuration says of tokens
     arguments = [
         f"--ServerApp.ip={LOOPBACK}",
@@ -120,7 +132,7 @@ def _lab_arguments(port: int, root_dir: Path, *, no_browser: bool) -> Sequence[s
         f"--ServerApp.kernel_manager_class={KERNELS}",
         "--ServerApp.allow_external_kernels=False",  # KERNELS finds them
     ]
-    return [*arguments, "--no-browser"] if no_browser else arguments
+    return [*arguments, *["--no-browser"] * no_browser, *["--allow-root"] * allow_root]
 
 
 def _row(variable: Variable) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """``hermes-kernel replay``: a recorded session, run again and held against its record."""
 
 import json
+import os
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -32,8 +33,8 @@ from ..limits import UNSET, Unset
 from .config import configuration
 from .document import read_file
 from .interruption import Interruption
+from .printable import printable
 from .progress import Place, RunProgress, progress
-from .run import printable
 
 DIFFERS = 1
 MOST_KERNELS = 64
@@ -165,7 +166,7 @@ class Replay:
     def _interpreter(self, recorded: RecordedRun) -> str | None:
         if self._python is not None:
             return self._python
-        return recorded.python if Path(recorded.python).exists() else None
+        return recorded.python if os.path.exists(recorded.python) else None  # nor if we may not see it
 
 
 def _lost(result: CellResult) -> Finding:

@@ -1,6 +1,6 @@
 """``hermes-kernel run``: a script or a notebook, cell by cell, on one kernel."""
 
-import sys
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,9 +11,11 @@ from ..errors import ConfigError
 from ..host.blocking import BlockingRegistry
 from ..host.options import CallArguments
 from ..limits import Limits
+from ..process.files import check_replaceable
 from .config import configuration
 from .document import STDIN, Document
 from .interruption import Interruption
+from .printable import printable
 from .progress import Place, RunProgress, progress, succeeded
 from .script import Cell
 from .toolbox import load_tools
@@ -98,7 +100,7 @@ def run(
             failed = cell_run.run(as_json=as_json, keep_going=keep_going)
         finally:
             if save is not None and document.notebook is not None and cell_run.may_save:
-                document.notebook.write(save)
+                document.notebook.write(save, private=record_tools)
     ctx.exit(interruption.exit_code or (CELL_FAILED if failed else 0))
 
 
@@ -177,21 +179,21 @@ def _cells(count: int) -> str:
     return "1 cell was" if count == 1 else f"{count or 'no'} cells were"
 
 
-def printable(text: str) -> str:
-    """Return *text* with escapes for what stdout's encoding lacks."""
-    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    return text.encode(encoding, "backslashreplace").decode(encoding)
-
-
 def _check_save(save: Path) -> None:
     """Refuse a place for the notebook before anything runs."""
     problem = None
-    if not save.parent.is_dir():
+    if not os.path.isdir(save.parent):  # of a name that is too long there is none either
         problem = f"there is no directory {str(save.parent)!r}; make it first"
-    elif save.exists() and not save.is_file():
+    elif os.path.exists(save) and not os.path.isfile(save):
         problem = f"{str(save)!r} is not a file; give a file's name"
     elif save.suffix != ".ipynb":
         problem = f"{str(save)!r} would become a notebook; give a name that ends in .ipynb"
+    else:
+        try:
+            check_replaceable(save)
+        except OSError as error:
+            why = error.strerror or str(error)
+            problem = f"{str(save)!r} cannot be written: {why}; give another place, or a shorter name"
     if problem is not None:
         raise click.BadParameter(problem, param_hint="'--save'")
 

@@ -47,7 +47,7 @@ def decoded(raw: bytes, name: str) -> str:
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(raw).readline)
         return io.TextIOWrapper(io.BytesIO(raw), encoding).read()
-    except (SyntaxError, UnicodeDecodeError):
+    except (SyntaxError, UnicodeError, LookupError):  # LookupError: one that turns bytes into bytes
         raise ConfigError(f"{name} is not UTF-8 text; save it as UTF-8 or declare its encoding") from None
 
 
@@ -104,6 +104,7 @@ def _prose(body: list[str]) -> str:
         return "\n".join(re.sub(r"^# ?", "", line) for line in lines)
     try:
         value = ast.literal_eval(text)
-    except (ValueError, SyntaxError):  # neither: it is kept as it stands
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        # Neither, or what Python does not even parse: it is kept as it stands.
         return text
     return value.strip("\n") if isinstance(value, str) else text

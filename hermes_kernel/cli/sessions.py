@@ -12,6 +12,7 @@ import psutil
 
 from ..errors import ConfigError
 from ..process.sessions import Session, end_session, live_sessions
+from .printable import printable
 
 KILL_TIMEOUT = 8.0  # seconds for one tree to be gone
 NOT_ENDED = 1
@@ -64,7 +65,7 @@ def kill(ctx: click.Context, names: Sequence[str], *, every: bool, as_json: bool
     else:
         for session, ended in outcomes:
             what = "ended" if ended else "could not be ended: its warden does not answer"
-            click.echo(f"{session.owner}  {session.kernel_id[:ID_SHOWN]}  {what}")
+            click.echo(printable(f"{session.owner}  {session.kernel_id[:ID_SHOWN]}  {what}"))
         if not outcomes:
             click.echo("There is no live kernel.")
     ctx.exit(0 if all(ended for _, ended in outcomes) else NOT_ENDED)
@@ -143,6 +144,7 @@ def _age(seconds: float) -> str:
 
 def print_table(rows: Sequence[Sequence[str]]) -> None:
     """Print rows of cells in columns, the first of them as a heading."""
+    rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
     for number, row in enumerate(rows):
         *cells, last = row

@@ -14,6 +14,7 @@ from jupyter_client.kernelspec import KernelSpecManager
 
 from ..errors import ConfigError
 from ..process.published import SPEC as LIVE
+from .printable import printable
 
 NAME = "hermes"
 PROVISIONER = "hermes-provisioner"
@@ -148,7 +149,7 @@ def install(*, user: bool, sys_prefix: bool, prefix: Path | None, name: str | No
             )
     except OSError as error:
         raise ConfigError(_refused("installed", place, error)) from error
-    click.echo(f"Installed the kernel spec {place.name!r} in {where}")
+    click.echo(printable(f"Installed the kernel spec {place.name!r} in {where}"))
     if str(place.kernels) not in KernelSpecManager().kernel_dirs:
         click.echo(f"Jupyter does not look there yet; add {place.kernels.parent} to JUPYTER_PATH", err=True)
 
@@ -170,7 +171,7 @@ def remove(*, user: bool, sys_prefix: bool, prefix: Path | None, name: str | Non
         ) from None
     except OSError as error:
         raise ConfigError(_refused("removed", place, error)) from error
-    click.echo(f"Removed the kernel spec {place.name!r} from {where}")
+    click.echo(printable(f"Removed the kernel spec {place.name!r} from {where}"))
 
 
 def _write(directory: Path, place: Place) -> None:

@@ -198,7 +198,7 @@ class Transcripts:
 
     def __init__(self, transcript: Transcript) -> None:
         self.record_tools = transcript.record_tools
-        self._path = Path(transcript.path).expanduser().absolute()
+        self._path = _place(transcript)
         self._is_directory = self._path.is_dir()
         self._writers: dict[Owner | None, SessionWriter] = {}
         self._background: set[asyncio.Task[None]] = set()
@@ -255,14 +255,14 @@ def check_transcript_place(transcript: Transcript) -> None:
     """Refuse what no notebook can be written to, before anything is started; raises ConfigError."""
     try:
         problem = _place_problem(transcript)
-    except (OSError, RuntimeError) as error:  # RuntimeError: no home directory for "~"
+    except OSError as error:
         problem = f"cannot be looked at: {error}; give another path"
     if problem is not None:
         raise ConfigError(f"transcript={str(transcript.path)!r} {problem}")
 
 
 def _place_problem(transcript: Transcript) -> str | None:
-    path = Path(transcript.path).expanduser().absolute()
+    path = _place(transcript)
     if path.is_dir():
         if not os.access(path, os.W_OK | os.X_OK):
             return "is not writable; give a directory that is"
@@ -275,6 +275,11 @@ def _place_problem(transcript: Transcript) -> str | None:
     else:
         SessionWriter(path, record_tools=transcript.record_tools).open()
     return None
+
+
+def _place(transcript: Transcript) -> Path:
+    """Return where a transcript is; "~" of a user that there is not is a name like others."""
+    return Path(os.path.expanduser(transcript.path)).absolute()
 
 
 def _file_name(owner: Owner) -> str:

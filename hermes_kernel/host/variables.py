@@ -3,14 +3,16 @@
 from pathlib import Path
 from queue import Empty
 from time import monotonic
-from typing import Any
+from typing import Any, cast
 
 from jupyter_client.blocking.client import BlockingKernelClient
+from jupyter_client.connect import KernelConnectionInfo
 
 from ..cell.message import MalformedMessage
 from ..cell.shown import Cleaner
 from ..cell.variables import REPLY, REQUEST, Variable, variables_of
 from ..errors import ConfigError, HermesKernelError
+from ..process.published import read_published
 
 NO_ANSWER = (
     "the kernel did not answer within {0:g} s: its cell may keep the interpreter to itself; try again later"
@@ -23,11 +25,13 @@ def read_variables(connection_file: Path, cleaner: Cleaner, *, timeout: float) -
     Raises ConfigError if the file is none, HermesKernelError if the kernel does not answer within *timeout*
     seconds or what it answers is no list of variables.
     """
+    info = read_published(connection_file)
+    if info is None:
+        raise ConfigError(
+            f"{connection_file} is no connection file of a live session; has the session ended?"
+        )
     client = BlockingKernelClient()
-    try:
-        client.load_connection_file(str(connection_file))
-    except (OSError, ValueError, AttributeError) as error:
-        raise ConfigError(f"{connection_file} cannot be read: {error}; has the session ended?") from error
+    client.load_connection_info(cast(KernelConnectionInfo, info))
     client.start_channels(shell=False, iopub=False, stdin=False, hb=False)
     try:
         request = client.session.msg(REQUEST, {})

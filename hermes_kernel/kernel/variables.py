@@ -12,7 +12,9 @@ from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
 MAX_VARIABLES = 1000  # that are told; more are only counted
-MAX_TEXT = 1000  # characters of a name, a type or a short form: who shows less masks secrets before the cut
+MAX_SHORT = 1000  # characters of a name, a type or a short form that are told, however many there are
+MAX_TEXT = 64 * 1024 + 120  # of those that are longer: who shows less masks secrets before the cut
+LONG_IN_ALL = 2 * 1024 * 1024  # characters of them that are told together
 _ITEMS = 5  # of a container that are shown
 _COLUMNS = 1000  # of a table that are added up
 _LONG_INT = 256  # bits from which a number is not written out
@@ -43,7 +45,8 @@ def variables(namespace: Mapping[Any, Any], hidden: Mapping[Any, Any]) -> dict[s
         for name, value in _named(namespace).items()
         if name[:1] != "_" and (name not in own or own[name] is not value)
     }
-    told = [_described(name, found[name]) for name in sorted(found)[:MAX_VARIABLES]]
+    room = Room()
+    told = [_described(name, found[name], room) for name in sorted(found)[:MAX_VARIABLES]]
     return {"status": "ok", "total": len(found), "variables": told}
 
 
@@ -53,17 +56,40 @@ def _named(namespace: Mapping[Any, Any]) -> dict[str, Any]:
     return {name: value for name, value in copy.items() if type(name) is str}
 
 
-def _described(name: str, value: object) -> dict[str, Any]:
+class Room:
+    """How much more is told of what is long."""
+
+    def __init__(self) -> None:
+        self._left = LONG_IN_ALL
+
+    @property
+    def longest(self) -> int:
+        """Characters from which a value need not be looked at: its text is longer than what is told."""
+        return MAX_TEXT if self._left >= MAX_TEXT else MAX_SHORT
+
+    def bounded(self, text: str) -> str:
+        """Return a text as it is told. What is cut has MAX_TEXT characters, or is an ellipsis alone.
+
+        So its reader knows that it may end within a secret.
+        """
+        if len(text) <= MAX_SHORT:
+            return text
+        if self._left < MAX_TEXT:
+            return "…"
+        if len(text) > MAX_TEXT:
+            text = f"{text[: MAX_TEXT - 1]}…"
+        self._left -= len(text)
+        return text
+
+
+def _described(name: str, value: object, room: Room) -> dict[str, Any]:
     try:
-        size, text = _size(value), _short(value)
+        size, text = _size(value), _short(value, room.longest)
     except BaseException:  # noqa: BLE001  # it changes while it is looked at, is too large, or is a forgery
         size, text = None, ""
     kind = type_name(type(value))
-    return {"name": _bounded(name), "type": _bounded(kind), "size": size, "text": _bounded(text)}
-
-
-def _bounded(text: str) -> str:
-    return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 1]}…"
+    told = {"name": room.bounded(name), "type": room.bounded(kind), "text": room.bounded(text)}
+    return {**told, "size": size}
 
 
 def type_name(kind: type) -> str:
@@ -92,12 +118,12 @@ def _size(value: object) -> int | None:
     return None
 
 
-def _short(value: object) -> str:
+def _short(value: object, longest: int) -> str:
     kind: Any = type(value)
     if _is_among(kind, _PLAIN):
-        return _plain(value)
+        return _plain(value, longest)
     if _is_among(kind, _BRACKETS):
-        return _container(value)
+        return _container(value, longest)
     if kind is FunctionType:
         code = value.__code__  # type: ignore[attr-defined]
         return f"{_exact(code.co_name)}({', '.join(code.co_varnames[: code.co_argcount])})"
@@ -112,7 +138,7 @@ def _short(value: object) -> str:
         return f"{value.dtype.name} {value.shape}"  # type: ignore[attr-defined]
     if kind is _class_of("pandas", "DataFrame") and _has_known_axes(value):
         rows, columns = value.shape  # type: ignore[attr-defined]
-        names = _some(value.columns[:_ITEMS], columns)  # type: ignore[attr-defined]
+        names = _some(value.columns[:_ITEMS], columns, longest)  # type: ignore[attr-defined]
         return f"{rows} rows × {columns} columns: {names}"
     if kind is _class_of("pandas", "Series"):
         dtype: Any = value.dtype  # type: ignore[attr-defined]
@@ -121,25 +147,26 @@ def _short(value: object) -> str:
     return ""
 
 
-def _plain(value: Any) -> str:
+def _plain(value: Any, longest: int) -> str:
     kind = type(value)
     if kind is int and value.bit_length() > _LONG_INT:
         return f"a number of {value.bit_length()} bits"
     if kind is range:
         parts = (value.start, value.stop, *(() if value.step == 1 else (value.step,)))
-        return f"range({', '.join(map(_plain, parts))})"
+        return f"range({', '.join(_plain(part, longest) for part in parts)})"
     if kind in (str, bytes, bytearray):
-        shown = repr(value[:MAX_TEXT])
-        return shown if len(value) <= MAX_TEXT else f"{shown}… ({len(value)})"
+        shown = repr(value[:longest])
+        return shown if len(value) <= longest else f"{shown}… ({len(value)})"
     return repr(value)
 
 
-def _container(value: Any) -> str:
+def _container(value: Any, longest: int) -> str:
     first, last = _BRACKETS[type(value)]
     if isinstance(value, dict):
-        some = [f"{_item(key)}: {_item(item)}" for key, item in itertools.islice(value.items(), _ITEMS)]
+        pairs = itertools.islice(value.items(), _ITEMS)
+        some = [f"{_item(key, longest)}: {_item(item, longest)}" for key, item in pairs]
     else:
-        some = [_item(item) for item in itertools.islice(value, _ITEMS)]
+        some = [_item(item, longest) for item in itertools.islice(value, _ITEMS)]
     if len(value) > len(some):
         some.append(f"… ({len(value)})")
     elif first == "(" and len(some) == 1:
@@ -149,14 +176,14 @@ def _container(value: Any) -> str:
     return f"{first}{', '.join(some)}{last}"
 
 
-def _some(items: Iterable[Any], total: int) -> str:
-    shown = [_item(item) for item in items]
+def _some(items: Iterable[Any], total: int, longest: int) -> str:
+    shown = [_item(item, longest) for item in items]
     return ", ".join(shown + (["…"] if total > len(shown) else []))
 
 
-def _item(value: object) -> str:
+def _item(value: object, longest: int) -> str:
     if _is_among(type(value), _PLAIN):
-        return _plain(value)
+        return _plain(value, longest)
     return f"<{type_name(type(value))}>"
 
 

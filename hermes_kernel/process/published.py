@@ -5,13 +5,14 @@ whose provisioner starts nothing. It holds no owner secret: who has it can run c
 interrupt what is the owner's.
 """
 
+import ipaddress
 import json
 import logging
 import os
 import re
 import stat
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -19,6 +20,7 @@ from jupyter_core.paths import jupyter_runtime_dir
 
 from .files import RANDOM, put_file
 from .lock import SAFELY, is_own
+from .staging import SOCKET_PATH_LIMIT
 
 SPEC = "hermes-live"
 """The kernel spec that a front end sees such a kernel under."""
@@ -27,7 +29,9 @@ DIRECTORY = "external_kernels"
 """What jupyter_server calls the directory by default, in its runtime directory."""
 
 _PREFIX, _SUFFIX = "hermes-", ".json"
+_PORTS = ("shell_port", "iopub_port", "stdin_port", "control_port", "hb_port")
 _MAX_SIZE = 16 * 1024
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _log = logging.getLogger(__name__)
 
 
@@ -96,11 +100,26 @@ def published_of(name: str, record: Mapping[str, Any]) -> Path | None:
     """Return the published file of the kernel whose private directory has this *name*, None if it has none.
 
     The record is a file that its cells could write: only a file with the name that it must have counts, and
-    only if it is what ``publish`` writes.
+    only if it is of the kind that ``publish`` writes. Whether one can connect is for ``read_published``.
     """
     path = _place_in(name, record)
-    if path is None:
+    return path if path is not None and _content(path) is not None else None
+
+
+def read_published(path: Path) -> dict[str, Any] | None:
+    """Return the connection of a published file, None if it is not what ``publish`` writes.
+
+    A cell may have put anything in its place, also since somebody looked: whoever connects takes what this
+    returns, and does not read the file again. No link is followed; every part is one that a client can use.
+    """
+    content = _content(path)
+    if content is None or not all(is_one(content.get(key)) for key, is_one in _PARTS.items()):
         return None
+    return {key: content[key] for key in _PARTS} if _is_address(content) else None
+
+
+def _content(path: Path) -> dict[str, Any] | None:
+    """Return what a file of our kind holds; None if it is none, or not this user's."""
     try:
         descriptor = os.open(path, os.O_RDONLY | SAFELY)
     except (OSError, ValueError):  # ValueError: a lone surrogate, which no path has
@@ -114,7 +133,39 @@ def published_of(name: str, record: Mapping[str, Any]) -> Path | None:
         return None
     finally:
         os.close(descriptor)
-    return path if isinstance(content, dict) and content.get("kernel_name") == SPEC else None
+    return content if isinstance(content, dict) and content.get("kernel_name") == SPEC else None
+
+
+def _is_address(content: Mapping[str, Any]) -> bool:
+    """Whether there can be sockets there: a path that is not too long, or an address of IPv4."""
+    ip = content["ip"]
+    if content["transport"] == "ipc":
+        longest = f"{ip}-{max(content[port] for port in _PORTS)}"
+        return bool(ip) and len(os.fsencode(longest)) <= SOCKET_PATH_LIMIT
+    try:
+        ipaddress.IPv4Address(ip)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_port(value: object) -> bool:
+    return type(value) is int and 0 < value <= 65_535
+
+
+def _is_text(value: object) -> bool:
+    """Whether it is a text that can be a path, too: without NUL and half a character pair."""
+    return isinstance(value, str) and "\0" not in value and not _LONE_SURROGATE.search(value)
+
+
+_PARTS: dict[str, Callable[[Any], bool]] = {
+    "kernel_name": lambda value: value == SPEC,
+    "transport": lambda value: value in ("ipc", "tcp"),
+    "ip": _is_text,
+    "key": lambda value: isinstance(value, str) and value.isascii(),
+    "signature_scheme": lambda value: value == "hmac-sha256",
+    **dict.fromkeys(_PORTS, _is_port),
+}
 
 
 def _check_own(directory: Path) -> None:

@@ -565,3 +565,50 @@ def test_no_record_serves_two_calls_nor_another_tool_and_what_differs_is_never_s
     if then == now:
         assert bool(findings) == has_secret
         assert all(finding.is_gap for finding in findings)
+
+
+# -- what is said ------------------------------------------------------------------------------------------
+
+OSC = "\x1b]0;x\x07"
+
+
+def obeyed(findings: list[Finding]) -> set[str]:
+    """The characters of what is said that a terminal would obey."""
+    return set(words(findings)) & set("\x1b\x07\x9d\x08\r\u202e")
+
+
+def test_what_is_found_holds_nothing_that_a_terminal_obeys() -> None:
+    assert Finding(f"a{OSC}b\r\u202e").what == "ab"
+    assert Finding("a\n  b", is_gap=True).what == "a\n  b"
+
+
+def test_tools_that_a_notebook_names_are_said_without_control_characters_and_on_one_line() -> None:
+    name = f"do{OSC}uble\n    difference: forged" + "x" * 10_000
+    node = file_of(result())
+    node["cells"][0]["metadata"]["hermes"]["tool_calls"] = [{"name": name}] * 3
+    (run,) = recorded_runs(node)
+    findings = compared(run, result())
+    assert "3 tool calls are not recorded (double" in words(findings)
+    assert obeyed(findings) == set()
+    assert len(words(findings).splitlines()) == 1
+    assert len(words(findings)) < 1000
+
+
+def test_a_record_of_calls_is_said_without_control_characters_and_on_one_line() -> None:
+    call = made(f"dou{OSC}ble\nx", 0, {"n": 1}, 2)
+    spoilt = replace(call, cut=(f"argu{OSC}ments\nx",), masked=(f"re{OSC}sult\nx" + "y" * 10_000,))
+    answers = ToolAnswers(recorded(result(), spoilt), PLAIN)
+    answers.answer(call.tool, {"n": 1}, ())
+    left = ToolAnswers(recorded(result(), call), PLAIN)
+    for findings in (answers.finish(), left.finish()):
+        assert findings
+        assert obeyed(findings) == set()
+        assert len(words(findings).splitlines()) == len(findings)
+        assert len(words(findings)) < 2000
+
+
+def test_an_output_of_a_kind_that_is_none_is_said_without_control_characters() -> None:
+    output = {"output_type": f"disp{OSC}lay", "data": {}, "metadata": {}}
+    findings = compared(replace(recorded(result()), outputs=(output,)), result())
+    assert findings
+    assert obeyed(findings) == set()

@@ -1,14 +1,16 @@
 """The host's look at what a kernel tells of its variables."""
 
+import random
+import string
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hermes_kernel.cell.masks import Masks
+from hermes_kernel.cell.masks import MARGIN, Masks
 from hermes_kernel.cell.message import MalformedMessage
-from hermes_kernel.cell.variables import LONGEST, MOST, SHOWN, Variable, variables_of
+from hermes_kernel.cell.variables import LONG_IN_ALL, LONGEST, MOST, SHORT, SHOWN, Variable, variables_of
 
 SECRET = "correct-horse-battery-staple-" * 4
 MASKS = Masks([SECRET])
@@ -22,6 +24,11 @@ JSON = st.recursive(
 
 def entry(**parts: Any) -> dict[str, Any]:
     return {"name": "x", "type": "int", "size": 28, "text": "1"} | parts
+
+
+def shared(secret: str, text: str) -> bool:
+    """Whether a part of a secret that nobody would guess is in a text."""
+    return any(secret[at : at + 4] in text for at in range(len(secret) - 3))
 
 
 def read(*entries: Any) -> tuple[Variable, ...]:
@@ -106,6 +113,34 @@ def test_what_may_be_the_beginning_of_a_secret_where_the_kernel_has_cut_is_not_s
         (variable,) = read(entry(**{key: ((SECRET + separator) * 100)[: LONGEST - 1] + "…"}))
         assert SECRET[:4] not in getattr(variable, key)
         assert getattr(variable, key).endswith("…")
+
+
+@pytest.mark.parametrize("key", ["name", "type", "text"])
+@pytest.mark.parametrize("size", [881, 1500, MARGIN, MARGIN + 1, 2 * MARGIN])
+@pytest.mark.parametrize("before", [0, 1, SHOWN - 20])
+def test_of_a_secret_that_is_longer_than_what_is_shown_nothing_is(key: str, size: int, before: int) -> None:
+    secret = "".join(random.Random(size).choices(string.ascii_letters, k=size))
+    told = ("-" * before + secret + "-" * 2 * MARGIN)[: LONGEST - 1] + "…"
+    (variable,) = variables_of({"variables": [entry(**{key: told})]}, Masks([secret]))
+    assert not shared(secret, getattr(variable, key))
+    assert getattr(variable, key).endswith("…")
+
+
+def test_of_a_long_web_token_nothing_but_its_ends_is_shown() -> None:
+    token = f"eyJ{'aB3' * 20}.eyJ{'cD4' * 3000}.{'eF5' * 30}"
+    (variable,) = read(entry(text=repr(token)))
+    assert variable.text == f"'{token[:6]}***{token[-4:]}'"
+
+
+def test_only_so_much_is_looked_at_and_of_the_rest_nothing_is_shown() -> None:
+    told = [entry(name=f"x{n}", text="é" * (LONGEST - 1) + "…") for n in range(MOST)]
+    found = read(*told, entry(text="short"))
+    texts = [variable.text for variable in found]
+    whole = LONG_IN_ALL // LONGEST
+    assert whole > 10
+    assert texts[:whole] == ["é" * (SHOWN - 1) + "…"] * whole
+    assert set(texts[whole + 1 :]) == {"…"}
+    assert read(*told[: MOST - 1], entry(text="é" * SHORT))[-1].text == "é" * (SHOWN - 1) + "…"
 
 
 @pytest.mark.parametrize("key", ["name", "type", "text"])

@@ -23,13 +23,19 @@ class Ended:
     err: str
 
 
-def hermes(*arguments: str | Path, cwd: Path | None = None, text: str | None = None, **env: str) -> Ended:
+def hermes(
+    *arguments: str | Path,
+    cwd: Path | None = None,
+    text: str | None = None,
+    encoding: str = "utf-8",
+    **env: str,
+) -> Ended:
     done = subprocess.run(
         [*COMMAND, *map(str, arguments)],
         cwd=cwd,
         input=text,
         capture_output=True,
-        encoding="utf-8",
+        encoding=encoding,
         timeout=WAIT,
         env={**os.environ, **env},
         check=False,

@@ -1,5 +1,6 @@
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -127,3 +128,24 @@ def test_the_live_session_takes_what_is_typed(tmp_path: Path) -> None:
     assert "ZeroDivisionError" in ended.stdout
     cells = read_notebook(tmp_path / "weather.ipynb").cells
     assert [cell.source for cell in cells[1:]] == ["x = 41", "x + 1", "1 / 0"]
+
+
+def test_what_the_tutorial_types_is_answered_as_it_says(tmp_path: Path) -> None:
+    """Its first session, up to where a person comes in, from a directory like the project's root."""
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    tutorial = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```\n(The session is live\.\n.*?)^```", tutorial, re.M | re.S)
+    typed = re.findall(r"^agent> (.*)$", block, re.M)
+    assert "examples/weather.csv" in typed[0]
+    ended = subprocess.run(
+        [sys.executable, "examples/live_session.py", "weather"],
+        input="".join(f"{line}\n" for line in typed),
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=WAIT,
+        check=True,
+    )
+    answers = re.sub(r"^agent> .*\n", "", block, flags=re.M)
+    assert ended.stdout.replace("agent> ", "").rstrip("\n") == answers.rstrip("\n")
+    assert hermes("replay", "weather.ipynb", cwd=tmp_path).code == 0

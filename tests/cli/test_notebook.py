@@ -1,4 +1,6 @@
 import json
+import stat
+import sys
 from pathlib import Path
 
 import nbformat
@@ -98,3 +100,31 @@ def test_a_notebook_without_cell_ids_gets_them_and_nobody_is_bothered(tmp_path: 
     ended = invoked("run", tmp_path / "a.ipynb", "--save", tmp_path / "a.ipynb")
     assert (ended.code, ended.out) == (0, "42\n")
     assert read_notebook(tmp_path / "a.ipynb").cells[0].id
+
+
+@pytest.mark.parametrize(
+    "place", ["/proc/x.ipynb", "{}/" + "n" * 245 + ".ipynb", "{}/" + "n" * 300 + "/x.ipynb"]
+)
+def test_a_place_where_no_notebook_can_be_written_is_refused_before_anything_runs(
+    tmp_path: Path, place: str
+) -> None:
+    file = script(tmp_path, f"open({str(tmp_path / 'ran')!r}, 'w')")
+    ended = invoked("run", file, "--save", place.format(tmp_path))
+    assert (ended.code, ended.out) == (2, "")
+    assert "'--save'" in ended.err
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["script.py"]
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such modes")
+def test_a_notebook_with_recorded_calls_is_its_users_alone(tmp_path: Path) -> None:
+    file, out = script(tmp_path, "1"), tmp_path / "out.ipynb"
+    out.write_text("old")
+    out.chmod(0o664)
+    assert invoked("run", file, "--save", out).code == 0
+    assert mode(out) == 0o664
+    assert invoked("run", file, "--save", out, "--record-tools").code == 0
+    assert mode(out) == 0o600

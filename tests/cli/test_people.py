@@ -148,12 +148,12 @@ def test_no_repr_runs_and_no_control_character_is_shown(exposed: BlockingRegistr
     asked = tmp_path / "asked"
     code = (
         f"class C:\n    def __repr__(self): open({str(asked)!r}, 'w').close(); raise SystemExit\n"
-        "globals()['\\x1b[31mred\\n'] = C(); text = '\\x1b[31mred'"
+        "globals()['\\x1b]0;x\\x07red\\n'] = C(); text = '\\x1b]0;x\\x07red'"
     )
     exposed.execute(code, owner="a")
     ended = invoked("vars", "a")
     assert ended.code == 0
-    assert "\x1b" not in ended.out
+    assert not {"\x1b", "\x07"} & set(ended.out)
     assert ended.out.splitlines()[1].split() == ["red", "C", "-"]
     assert not asked.exists()
 
@@ -255,6 +255,26 @@ def test_ps_tells_what_is_exposed_and_where(make_registry: Make) -> None:
     assert {row[0]: row[at] for row in rows} == {"open": "yes", "closed": "no"}
 
 
+@pytest.mark.parametrize(
+    "change", [{"shell_port": "x"}, {"transport": "nope"}, {"ip": "no such"}, {"key": 5}]
+)
+@pytest.mark.parametrize("command", LOOKS)
+def test_a_connection_file_that_no_client_can_use_is_one_sentence(
+    exposed: BlockingRegistry, command: str, change: dict[str, object]
+) -> None:
+    exposed.execute("1", owner="a")
+    (info,) = exposed.kernels()
+    assert info.connection_file is not None
+    file = Path(info.connection_file)
+    connection = json.loads(file.read_text())
+    file.write_text(json.dumps({**connection, "transport": "tcp", "ip": "127.0.0.1", **change}))
+    ended = invoked(command, "a")
+    assert (ended.code, ended.out) == (2, "")
+    assert "is not exposed" in ended.err
+    assert ended.err.count("\n") == 1
+    assert kernels()["a"]["connection_file"] is None
+
+
 @pytest.mark.parametrize("field", ["another file", "another place", "no text", "of no use"])
 def test_a_connection_file_that_a_cell_has_put_in_the_place_of_its_own_is_not_used(
     registry: BlockingRegistry, tmp_path: Path, field: str
@@ -331,3 +351,22 @@ def test_the_help_names_the_exit_codes(command: str) -> None:
     ended = invoked(command, "--help")
     assert ended.code == 0
     assert "Exit codes: 0" in ended.out
+
+
+def test_a_value_that_the_terminal_cannot_show_is_shown_with_escapes(exposed: BlockingRegistry) -> None:
+    exposed.execute("name, rows = 'Zoë \N{SNOWMAN}', [0] * 9", owner="a")
+    ended = hermes("vars", "a", PYTHONIOENCODING="latin-1", encoding="latin-1")
+    assert (ended.code, ended.err) == (0, "")
+    assert "'Zoë \\u2603'" in ended.out
+    assert "[0, 0, 0, 0, 0, \\u2026 (9)]" in ended.out
+
+
+def test_a_server_that_does_not_start_is_2_and_says_why(tmp_path: Path) -> None:
+    pytest.importorskip("jupyterlab", reason="the extra `lab` is not installed")
+    if os.geteuid() != 0:
+        pytest.skip("only root needs to be allowed")
+    ended = hermes("lab", "--no-browser", "--port", "0", HOME=str(tmp_path), JUPYTER_NO_CONFIG="1")
+    assert ended.code == 2
+    assert "Use --allow-root to bypass" in ended.err
+    assert ended.err.splitlines()[-1].startswith("Error: JupyterLab cannot be started: ")
+    assert "--allow-root" in invoked("lab", "--help").out

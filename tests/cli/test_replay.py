@@ -1,5 +1,6 @@
 import asyncio
 import json
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -160,13 +161,13 @@ def test_what_a_replay_says_holds_no_secret_and_nothing_that_a_terminal_obeys(tm
 
     def change(node: Any) -> None:
         node["cells"][0]["outputs"][0]["data"]["text/plain"] = "\x1b]0;title\x07é"
-        node["cells"][2]["source"] = "'b' # \x1b[2J"
+        node["cells"][2]["source"] = "'b' # \x1b]0;x\x07"
 
     ended = hermes("replay", edit(out, change), PYTHONIOENCODING="ascii")
     assert ended.code == 1
     assert "was not made with these arguments" in ended.out
     assert SECRET[10:-6] not in ended.out + ended.err
-    assert "\x1b" not in ended.out + ended.err
+    assert not {"\x1b", "\x07"} & set(ended.out + ended.err)
 
 
 def test_a_notebook_that_a_front_end_has_saved_anew_is_still_the_same(tmp_path: Path) -> None:
@@ -204,6 +205,37 @@ def test_cwd_python_and_timeout_can_be_chosen(tmp_path: Path) -> None:
     assert invoked("replay", out).code == 0
     assert invoked("replay", out, "--python", "no-such-python").code == 2
     assert invoked("replay", out, "--cwd", tmp_path / "none").code == 2
+
+
+@pytest.mark.parametrize("python", ["/" + "x" * 5000, "/" + "x" * 300 + "/python", "/a\0b", "\ud800"])
+def test_an_interpreter_that_cannot_be_there_is_replaced_by_this_one(tmp_path: Path, python: str) -> None:
+    out = recorded(tmp_path, "6 * 7")
+
+    def change(node: Any) -> None:
+        node["cells"][0]["metadata"]["hermes"]["kernel"]["python"] = python
+
+    assert invoked("replay", edit(out, change)).code == 0
+
+
+def test_an_interpreter_in_a_place_that_is_not_shown_is_replaced_by_this_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one in the home of another user; root sees them all."""
+    out = recorded(tmp_path, "6 * 7")
+    python = "/home/somebody/bin/python"
+
+    def change(node: Any) -> None:
+        node["cells"][0]["metadata"]["hermes"]["kernel"]["python"] = python
+
+    stat = os.stat
+
+    def denied(path: Any, *arguments: Any, **more: Any) -> os.stat_result:
+        if os.fspath(path) == python:
+            raise PermissionError(13, "Permission denied", python)
+        return stat(path, *arguments, **more)
+
+    monkeypatch.setattr(os, "stat", denied)
+    assert invoked("replay", edit(out, change)).code == 0
 
 
 def refused(ended: Ended, said: str) -> None:

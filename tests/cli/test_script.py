@@ -2,7 +2,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from hermes_kernel.cli.script import Cell, CellKind, cells_of
+from hermes_kernel import ConfigError
+from hermes_kernel.cli.script import Cell, CellKind, cells_of, decoded
 
 
 def sources(text: str) -> Sequence[tuple[CellKind, str]]:
@@ -44,3 +45,18 @@ def test_broken_code_and_magics_do_not_hide_the_markers_behind_them() -> None:
 @pytest.mark.parametrize("line", ["    # %%", "# %%time", "x = 1  # %%", "## %%", "# % %"])
 def test_what_only_resembles_a_marker_is_none(line: str) -> None:
     assert len(cells_of(f"a = 1\n{line}\nb = 2")) == 1
+
+
+@pytest.mark.parametrize(
+    "text", ["{{}}", "-" * 20_000, "(" * 150, "[" * 5000, "-" * 1000 + "1", "{[]: 1}", "\0"]
+)
+def test_a_text_that_is_neither_commented_nor_a_string_is_kept_as_it_stands(text: str) -> None:
+    assert cells_of(f"# %% [raw]\n{text}\n") == [Cell(CellKind.RAW, text)]
+
+
+@pytest.mark.parametrize("encoding", ["rot13", "undefined", "hex", "klingon", "utf-16", "idna"])
+def test_an_encoding_that_no_text_has_is_refused(encoding: str) -> None:
+    with pytest.raises(
+        ConfigError, match=r"a\.py is not UTF-8 text; save it as UTF-8 or declare its encoding"
+    ):
+        decoded(f"# coding: {encoding}\nx = '\xe4'\n".encode("latin-1"), "a.py")

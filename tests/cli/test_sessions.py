@@ -1,7 +1,10 @@
 """``ps`` and ``kill``: what other processes see of a registry's kernels, and do to them."""
 
 import json
+import math
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,15 +12,27 @@ import psutil
 import pytest
 
 from hermes_kernel import BlockingRegistry, Loss, Owner
+from hermes_kernel.process.zygote import start_ticks
 
-from .command import invoked
+from .command import hermes, invoked
 
 Make = Callable[..., BlockingRegistry]
 
 
+def no_constant(name: str) -> None:
+    raise AssertionError(f"{name} is no JSON")
+
+
 def kernels() -> list[dict[str, object]]:
-    found: list[dict[str, object]] = json.loads(invoked("ps", "--json").out)
+    told = invoked("ps", "--json").out
+    found: list[dict[str, object]] = json.loads(told, parse_constant=no_constant)
     return found
+
+
+def lease_of(registry: BlockingRegistry) -> Path:
+    (info,) = registry.kernels()
+    assert info.connection_file is not None
+    return Path(info.connection_file).parent.with_suffix(".lease")
 
 
 def test_without_a_kernel_there_is_nothing_to_show_or_end(leaves_nothing: None) -> None:
@@ -85,17 +100,25 @@ def test_a_name_that_no_kernel_has_is_an_error_and_ends_nothing(registry: Blocki
         assert invoked("kill", *arguments).code == 2
 
 
-def test_what_a_cell_writes_about_itself_is_shown_and_not_obeyed(registry: BlockingRegistry) -> None:
+@pytest.mark.parametrize(
+    "started", [10**400, math.nan, math.inf, -1, True, "now", 1e300], ids=lambda value: str(value)[:8]
+)
+def test_what_a_cell_writes_about_itself_is_shown_and_not_obeyed(
+    registry: BlockingRegistry, started: object
+) -> None:
     """The session file tells; whom to signal comes from the lease and is checked against the processes."""
     registry.execute("1", owner="a")
     (info,) = registry.kernels()
     assert info.connection_file is not None
     file = Path(info.connection_file).with_name("session.json")
     told = json.loads(file.read_text())
-    told |= {"pid": os.getpid(), "host": 1, "cwd": "/\x1b[31mred\n", "owner": {"session": "a\tb"}}
-    file.write_text(json.dumps(told))
+    told |= {"pid": os.getpid(), "host": 1, "cwd": "/\x1b]0;x\x07red\n", "owner": {"session": "a\tb"}}
+    file.write_text(json.dumps(told | {"started": started}))
     (shown,) = kernels()
-    assert "\x1b" not in str(shown["cwd"])
+    assert not {"\x1b", "\x07", "\n"} & set(str(shown["cwd"]))
+    assert shown["started"] == 0.0
+    ended = invoked("ps")
+    assert (ended.code, "\x1b" in ended.out) == (0, False)
     assert invoked("kill", "--all").code == 0
     assert not kernels()
 
@@ -105,12 +128,64 @@ def test_a_warden_that_is_not_the_recorded_one_is_not_signalled(
     registry: BlockingRegistry, field: str
 ) -> None:
     registry.execute("1", owner="a")
-    (info,) = registry.kernels()
-    assert info.connection_file is not None
-    lease = Path(info.connection_file).parent.with_suffix(".lease")
+    lease = lease_of(registry)
     record = json.loads(lease.read_text())
     record["warden"][field] = os.getpid() if field == "pid" else 1
     lease.write_text(json.dumps(record))
     ended = invoked("kill", "--all")
     assert (ended.code, "could not be ended" in ended.out) == (1, True)
     assert registry.execute("6 * 7", owner="a").kernel.reused
+
+
+def a_stranger() -> list[str]:
+    return [sys.executable, "-c", "print(flush=True); input()"]
+
+
+@pytest.mark.parametrize("kernel", ["gone", "as it is"])
+def test_a_process_that_is_no_warden_is_not_signalled(registry: BlockingRegistry, kernel: str) -> None:
+    registry.execute("1", owner="a")
+    lease = lease_of(registry)
+    record = json.loads(lease.read_text())
+    with subprocess.Popen(a_stranger(), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as stranger:
+        assert stranger.stdout is not None
+        assert stranger.stdin is not None
+        stranger.stdout.readline()
+        warden = {"pid": stranger.pid, "started": start_ticks(stranger.pid)}
+        gone = {"kernel": {"pid": 0, "started": 0}} if kernel == "gone" else {}
+        lease.write_text(json.dumps({**record, "warden": warden, **gone}))
+        ended = invoked("kill", "a")
+        stranger.stdin.write(b"\n")
+        stranger.stdin.close()
+        assert stranger.wait(30) == 0
+    assert (ended.code, "could not be ended" in ended.out) == (1, True)
+    assert registry.execute("6 * 7", owner="a").kernel.reused
+
+
+def test_a_warden_whose_kernel_is_gone_is_ended(registry: BlockingRegistry) -> None:
+    registry.execute("1", owner="a")
+    lease = lease_of(registry)
+    lease.write_text(json.dumps({**json.loads(lease.read_text()), "kernel": {"pid": 0, "started": 0}}))
+    assert invoked("kill", "a").code == 0
+    assert kernels() == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it asks /proc for the descriptors of a process")
+def test_a_zygote_that_a_lease_names_as_its_warden_is_not_signalled(registry: BlockingRegistry) -> None:
+    """It looks like a warden, and shows its descriptors: the lease is not among them."""
+    registry.execute("1", owner="a")
+    lease = lease_of(registry)
+    record = json.loads(lease.read_text())
+    zygote = psutil.Process(record["warden"]["pid"]).parent()
+    assert zygote is not None
+    warden = {"pid": zygote.pid, "started": start_ticks(zygote.pid)}
+    lease.write_text(json.dumps({**record, "warden": warden}))
+    assert invoked("kill", "a").code == 1
+    assert registry.execute("6 * 7", owner="a").kernel.reused
+
+
+def test_a_name_that_the_terminal_cannot_show_is_shown_with_escapes(registry: BlockingRegistry) -> None:
+    registry.execute("1", owner="Zoë \N{SNOWMAN}")
+    for arguments in (("ps",), ("kill", "--all")):
+        ended = hermes(*arguments, PYTHONIOENCODING="latin-1:strict", encoding="latin-1")
+        assert (ended.code, ended.err) == (0, "")
+        assert "Zoë \\u2603" in ended.out

@@ -53,7 +53,7 @@ CHROMIUM = (
     "--disable-sync",
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 )
-CONFIG = {"ServerApp": {"allow_root": True}, "LabApp": {"extension_manager": "readonly"}}
+CONFIG = {"LabApp": {"extension_manager": "readonly"}}
 NOTIFICATION = Path("@jupyterlab", "apputils-extension", "notification.jupyterlab-settings")
 NO_NEWS = {"fetchNews": "false", "checkForUpdates": False, "doNotDisturbMode": True}
 
@@ -120,7 +120,16 @@ def running_lab(home: Path) -> Iterator[Lab]:
         "JUPYTERLAB_SETTINGS_DIR": str(home / "settings"),
         "JUPYTERLAB_WORKSPACES_DIR": str(home / "workspaces"),
     }
-    command = [*COMMAND, "lab", "--no-browser", "--port", "0", "--root-dir", str(home / "root")]
+    command = [
+        *COMMAND,
+        "lab",
+        "--no-browser",
+        "--port",
+        "0",
+        "--root-dir",
+        str(home / "root"),
+        "--allow-root",
+    ]
     log = home / "log"
     with log.open("wb") as file:
         process = subprocess.Popen(command, env=env, cwd=home, stdout=file, stderr=file)

@@ -448,8 +448,10 @@ def test_a_place_where_no_notebook_can_be_is_refused_before_anything_is_started(
 
 
 def test_a_home_directory_that_there_is_not_is_a_config_error() -> None:
-    with pytest.raises(ConfigError, match="give another path"):
-        RegistryOptions.of({"transcript": "~nobody-has-this-name/a.ipynb"})
+    place = "~nobody-has-this-name/a.ipynb"
+    with pytest.raises(ConfigError, match=r"there is no directory .*~nobody-has-this-name'; make it first"):
+        RegistryOptions.of({"transcript": place})
+    assert not Transcripts(Transcript(place)).record_tools  # where that is said, nothing else is raised
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root may write anywhere")

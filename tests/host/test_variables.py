@@ -15,6 +15,7 @@ from hermes_kernel.cell.masks import Masks
 from hermes_kernel.cell.variables import REPLY, REQUEST, Variable
 from hermes_kernel.host import kernels, session
 from hermes_kernel.host.variables import read_variables
+from hermes_kernel.process.published import SPEC
 
 from ..fakes import DELIMITER, FakeKernel, FakeLauncher
 
@@ -176,7 +177,8 @@ class Published:
         self.file = place / "published.json"
         ports = {f"{name}_port": n for n, name in enumerate(("shell", "iopub", "stdin", "control", "hb"), 1)}
         info = {"transport": "ipc", "ip": "k", "key": "key", "signature_scheme": "hmac-sha256", **ports}
-        self.file.write_text(json.dumps(info))
+        self.info = {**info, "kernel_name": SPEC}
+        self.file.write_text(json.dumps(self.info))
 
     def ask(self, answer: Callable[[Any, Request], None], timeout: float = WAIT) -> tuple[Variable, ...]:
         context = zmq.Context()
@@ -242,7 +244,32 @@ def test_from_another_process_no_answer_is_an_error_in_time(published: Published
         published.ask(lambda socket, asked: None, timeout=0.3)
 
 
-@pytest.mark.parametrize("content", [None, "", "[]"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"shell_port": "x"},
+        {"transport": "nope"},
+        {"signature_scheme": "foo"},
+        {"transport": "tcp", "ip": "no such"},
+        {"key": 5},
+    ],
+)
+def test_a_file_that_no_client_can_use_is_a_mistake_with_a_next_step(
+    published: Published, change: dict[str, object]
+) -> None:
+    published.file.write_text(json.dumps({**published.info, **change}))
+    with pytest.raises(ConfigError, match="has the session ended"):
+        read_variables(published.file, MASKS, timeout=0.3)
+
+
+def test_a_link_in_the_place_of_the_file_is_not_followed(published: Published, tmp_path: Path) -> None:
+    published.file.rename(tmp_path / "elsewhere.json")
+    published.file.symlink_to(tmp_path / "elsewhere.json")
+    with pytest.raises(ConfigError, match="has the session ended"):
+        read_variables(published.file, MASKS, timeout=0.3)
+
+
+@pytest.mark.parametrize("content", [None, "", "[]", '{"kernel_name": "hermes-live"}'])
 def test_a_file_that_is_no_connection_file_is_a_mistake_with_a_next_step(
     published: Published, content: str | None
 ) -> None:

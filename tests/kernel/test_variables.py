@@ -1,5 +1,7 @@
 """What a kernel tells of its variables, with objects that do harm when they are asked."""
 
+import random
+import string
 import sys
 import threading
 import types
@@ -8,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from hermes_kernel.cell import variables as reader
+from hermes_kernel.cell.masks import MARGIN, Masks
 from hermes_kernel.kernel import variables as module
-from hermes_kernel.kernel.variables import MAX_TEXT, MAX_VARIABLES, variables
+from hermes_kernel.kernel.variables import LONG_IN_ALL, MAX_SHORT, MAX_TEXT, MAX_VARIABLES, variables
 
 SPECIAL = (
     "__repr__", "__str__", "__format__", "__len__", "__sizeof__", "__iter__", "__getitem__", "__hash__",
@@ -251,9 +255,39 @@ def test_what_is_told_is_bounded_in_number_and_in_size() -> None:
     names = {f"{n:05}" + "n" * 5000: ["é" * 10**6] * 10 for n in range(MAX_VARIABLES + 5)}
     content = variables(names, {})
     assert (content["total"], len(content["variables"])) == (MAX_VARIABLES + 5, MAX_VARIABLES)
-    assert len(str(content)) < 3 * MAX_TEXT * MAX_VARIABLES
-    kind = type("K" * 5000, (), {})
+    assert len(str(content)) < 3 * MAX_SHORT * MAX_VARIABLES + LONG_IN_ALL
+    kind = type("K" * 2 * MAX_TEXT, (), {})
     assert len(told({"x": kind()})["x"]["type"]) == MAX_TEXT
+
+
+def test_when_all_that_is_long_is_too_long_only_what_is_short_is_told() -> None:
+    long = {f"n{n:03}": ["é" * 10**6, b"x" * 10**6] for n in range(100)}
+    found = told({**long, "zz": "x" * (MAX_SHORT - 2), "zzz": "x" * (MAX_SHORT - 1)})
+    whole = LONG_IN_ALL // MAX_TEXT
+    assert [len(each["text"]) for each in found.values()] == (
+        [MAX_TEXT] * whole + [1] * (100 - whole) + [MAX_SHORT, 1]
+    )
+    assert found["n099"]["text"] == "…"
+
+
+def test_the_reader_looks_at_as_much_as_is_told() -> None:
+    assert (MAX_TEXT, MAX_SHORT, LONG_IN_ALL) == (reader.LONGEST, reader.SHORT, reader.LONG_IN_ALL)
+
+
+@pytest.mark.parametrize("size", [900, 1500, MARGIN])
+def test_a_secret_that_is_longer_than_what_is_shown_is_found_by_its_reader(size: int) -> None:
+    secret = "".join(random.Random(size).choices(string.ascii_letters, k=size))
+    namespace = {
+        "bare": secret,
+        "listed": ["-" * 50, secret],
+        "late": "-" * 100 + secret,
+        "raw": secret.encode(),
+    }
+    found = reader.variables_of(variables(namespace, {}), Masks([secret]))
+    texts = {variable.name: variable.text for variable in found}
+    assert not any(secret[at : at + 6] in text for text in texts.values() for at in range(size - 5))
+    if size < MARGIN:
+        assert (texts["bare"], texts["raw"]) == ("'***'", "b'***'")
 
 
 def test_enough_is_told_of_a_text_for_its_reader_to_find_a_secret_in_it() -> None:
@@ -293,7 +327,7 @@ def test_a_namespace_that_changes_meanwhile_is_told_as_it_was_at_one_moment() ->
 def test_what_changes_while_it_is_looked_at_is_named(
     monkeypatch: pytest.MonkeyPatch, end: type[BaseException]
 ) -> None:
-    def fails(value: object) -> str:
+    def fails(value: object, longest: int) -> str:
         raise end("dictionary changed size during iteration")
 
     monkeypatch.setattr(module, "_short", fails)

@@ -13,15 +13,24 @@ from hermes_kernel.process.published import (
     publish,
     publish_dir,
     published_of,
+    read_published,
     withdraw,
     withdraw_halves,
 )
 from hermes_kernel.process.sessions import live_sessions
-from hermes_kernel.process.staging import Staging
+from hermes_kernel.process.staging import SOCKET_PATH_LIMIT, Staging
 from hermes_kernel.process.sweep import sweep
 
 NAME = "0123abcd"
-INFO = {"transport": "ipc", "ip": "/run/k", "shell_port": 1, "key": "the key", "kernel_name": "hermes"}
+PORTS = ("shell_port", "iopub_port", "stdin_port", "control_port", "hb_port")
+INFO: dict[str, object] = {
+    "transport": "ipc",
+    "ip": "/run/k",
+    **{name: number for number, name in enumerate(PORTS, start=1)},
+    "key": "the key",
+    "signature_scheme": "hmac-sha256",
+    "kernel_name": "hermes",
+}
 
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can make somebody else's file")
 
@@ -295,6 +304,59 @@ def a_device(path: Path) -> None:
     path.symlink_to("/dev/zero")
 
 
+FORGED: list[dict[str, object]] = [
+    {"transport": "nope"},
+    {"transport": ["tcp"]},
+    {"transport": "tcp", "ip": "no such"},
+    {"transport": "tcp", "ip": "::1"},
+    {"transport": "tcp", "ip": "127.0.0.1:1"},
+    {"transport": "tcp", "ip": 2130706433},
+    {"ip": ""},
+    {"ip": 5},
+    {"ip": "/run/\0"},
+    {"ip": "/run/\ud800"},
+    {"ip": "/" + "x" * (SOCKET_PATH_LIMIT - len("/-5") + 1)},
+    *({name: "x"} for name in PORTS),
+    {"shell_port": 0},
+    {"shell_port": -1},
+    {"shell_port": 65_536},
+    {"shell_port": 1.0},
+    {"shell_port": True},
+    {"shell_port": None},
+    {"key": 5},
+    {"key": "k\xe9"},
+    {"signature_scheme": "foo"},
+    {"signature_scheme": "hmac-foo"},
+    {"signature_scheme": 5},
+]
+
+
+@pytest.mark.parametrize("change", FORGED, ids=range(len(FORGED)))
+def test_what_no_client_can_connect_to_is_no_connection(place: Path, change: dict[str, object]) -> None:
+    publish(place, {**INFO, **change})
+    assert read_published(place) is None
+    assert published_of(NAME, {"published": str(place)}) == place  # the sweep removes it
+
+
+@pytest.mark.parametrize("name", sorted({*INFO} - {"kernel_name"}))
+def test_what_lacks_a_part_of_a_connection_is_none(place: Path, name: str) -> None:
+    publish(place, {key: value for key, value in INFO.items() if key != name})
+    assert read_published(place) is None
+
+
+@pytest.mark.parametrize(
+    "ip",
+    [
+        {"ip": "k"},
+        {"ip": "/" + "x" * (SOCKET_PATH_LIMIT - len("/-5"))},
+        {"transport": "tcp", "ip": "127.0.0.1"},
+    ],
+)
+def test_what_was_published_is_read_without_what_is_none_of_it(place: Path, ip: dict[str, object]) -> None:
+    publish(place, {**INFO, **ip, "curve_publickey": 5, "more": [1]})
+    assert read_published(place) == {**INFO, **ip, "kernel_name": SPEC}
+
+
 def another_users(path: Path) -> None:
     publish(path, INFO)
     os.chown(path, 12345, 12345)
@@ -324,6 +386,7 @@ def test_what_publish_has_not_written_was_not_published(place: Path, plant: Call
     place.parent.mkdir(parents=True, mode=0o700)
     plant(place)
     assert published_of(NAME, {"published": str(place)}) is None
+    assert read_published(place) is None
 
 
 # -- its place in the sweep, and among the live sessions --------------------------------------------------
@@ -396,13 +459,15 @@ def test_whatever_stands_in_its_place_a_live_session_is_shown(
 
 
 @pytest.mark.usefixtures("leaves_nothing")
-def test_a_live_session_says_where_it_is_published(place: Path) -> None:
+def test_a_live_session_says_where_it_is_published_if_one_can_connect(place: Path) -> None:
     made = Staging.create(NAME)
     try:
         made.record(published=str(place))
         made.write_session({"kernel_id": NAME})
         publish(place, INFO)
         assert [session.published for session in live_sessions()] == [place]
+        publish(place, {**INFO, "shell_port": "x"})
+        assert [session.published for session in live_sessions()] == [None]
     finally:
         made.lease.close()
         made.remove()
