@@ -174,3 +174,14 @@ def _version_of(python: str) -> Version | None:
 
 def _dotted(version: Version) -> str:
     return ".".join(map(str, version))
+
+
+def few() -> list[str]:
+    """Return the oldest and the newest that can run a kernel, and those that are too old: fewer take less."""
+    found = find()
+    supported = sorted(found.keys() & set(SUPPORTED))
+    return [path for version, path in found.items() if version not in supported[1:-1]]
+
+
+if __name__ == "__main__":
+    print(os.pathsep.join(few()))

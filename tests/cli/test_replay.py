@@ -253,6 +253,12 @@ def test_what_is_no_recorded_session_is_refused_in_a_sentence(tmp_path: Path) ->
     refused(invoked("replay", file), "it is no recorded session; record one with `hermes-kernel run --save`")
 
 
+@pytest.fixture(scope="module")
+def two_cells(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The record of two cells, of which the second calls a tool."""
+    return recorded(tmp_path_factory.mktemp("two"), "1", "hermes_tools.double(2)").read_text()
+
+
 @pytest.mark.parametrize(
     ("place", "value"),
     [
@@ -266,7 +272,7 @@ def test_what_is_no_recorded_session_is_refused_in_a_sentence(tmp_path: Path) ->
     ],
 )
 def test_a_hostile_record_is_refused_in_a_sentence_and_nothing_runs(
-    tmp_path: Path, place: tuple[Any, ...], value: Any
+    tmp_path: Path, two_cells: str, place: tuple[Any, ...], value: Any
 ) -> None:
     ran = tmp_path / "ran"
 
@@ -277,7 +283,9 @@ def test_a_hostile_record_is_refused_in_a_sentence_and_nothing_runs(
         inner[place[-1]] = value
         node["cells"][0]["source"] = f"open({str(ran)!r}, 'w')"
 
-    out = edit(recorded(tmp_path, "1", "hermes_tools.double(2)"), change)
+    out = tmp_path / "out.ipynb"
+    out.write_text(two_cells)
+    edit(out, change)
     refused(invoked("replay", out), "the record of code cell 2 is not as it was written")
     assert not ran.exists()
 
