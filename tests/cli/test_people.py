@@ -134,6 +134,7 @@ def test_a_kernel_that_does_not_answer_is_one_sentence(
     monkeypatch.setattr("hermes_kernel.cli.people.ANSWER_TIMEOUT", 0.5)
     kernel = psutil.Process(info.pid)
     kernel.suspend()
+    assert traces.eventually(lambda: kernel.status() == psutil.STATUS_STOPPED)
     try:
         ended = invoked("vars", "a")
     finally:
