@@ -16,6 +16,9 @@ from hermes_kernel import BlockingRegistry, Limits
 from . import traces
 
 START_METHOD = os.environ.get("HERMES_TEST_START_METHOD", "")
+DEGRADED = "HERMES_KERNEL_PLAIN=1" if os.environ.get("HERMES_KERNEL_PLAIN") == "1" else None
+"""Why kernels are not as they were asked for, where all of them run on stock paths."""
+
 """How the kernels of a test's registry are made where the test does not say it."""
 
 # A busy machine is no failure of ours: no example has a time limit.

@@ -71,7 +71,7 @@ class HostCleaner:
                 cleaned = self._clean(text, self._masks.mask)
             else:
                 cleaned = self._clean(self._masks.mask(text))
-        except Exception:  # noqa: BLE001  # whatever the host's function does, the secrets stay out
+        except (Exception, SystemExit):  # noqa: BLE001  # whatever it does, the secrets stay out
             _log.exception("clean has failed: our own masks are used")
             return self._masks.mask(text)
         if isinstance(cleaned, str):

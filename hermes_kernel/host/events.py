@@ -37,6 +37,7 @@ class EventPump:
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._over = False
+        self._is_abandoned = False
         self._done: Callable[[], None] | None = None
 
     def tell(self, event: CellEvent) -> None:
@@ -77,6 +78,7 @@ class EventPump:
             )
             with self._changed:
                 self._waiting.clear()
+                self._is_abandoned = True
 
     def _put(self, item: tuple[str, str] | CellEvent, size: int) -> None:
         with self._changed:
@@ -140,6 +142,8 @@ class EventPump:
         return event
 
     def _call(self, event: CellEvent) -> None:
+        if self._is_abandoned:  # the call has returned: this would be told beside the next one's
+            return
         try:
             self._on_event(event)
         except BaseException:  # noqa: BLE001  # the host's function; the cell and this thread must go on

@@ -32,11 +32,11 @@ class ForeignCells:
         self._running: dict[str, ForeignCell | None] = {}
         self._count = 0
         self._kept: list[ForeignCell] = []
-        self._on_end: Callable[[], None] | None = None
+        self._changed: Callable[[], None] = lambda: None
 
-    def on_end(self, callback: Callable[[], None]) -> None:
-        """Have *callback* called when one has ended that is kept."""
-        self._on_end = callback
+    def on_change(self, callback: Callable[[], None]) -> None:
+        """Have *callback* called when one has begun or ended."""
+        self._changed = callback
 
     @property
     def are_running(self) -> bool:
@@ -54,6 +54,7 @@ class ForeignCells:
             self._kept.append(cell)
         if len(self._running) < RUNNING:
             self._running[parent_id] = cell
+        self._changed()
 
     def show(self, message: Message) -> None:
         """One of them shows something."""
@@ -68,8 +69,7 @@ class ForeignCells:
         cell = self._running.pop(parent_id)
         if cell is not None:
             cell.ended = time.time()
-            if self._on_end is not None:
-                self._on_end()
+        self._changed()
         return True
 
     def take_count(self) -> int:

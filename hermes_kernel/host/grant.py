@@ -31,8 +31,23 @@ ERROR_SENT = 20_000  # characters of a handler's error that its cell sees
 RECORDED = 64 * 1024 * 1024  # characters of the arguments and results of one cell that are recorded
 CUT_OFF = "The cell ended before the tool answered; the result is dropped."
 
-SERVING = contextvars.ContextVar[frozenset[str]]("hermes_serving", default=frozenset())
-"""The kernels whose cells wait for the handler that runs here: a call of one of them would never end."""
+
+@dataclass(eq=False)
+class Serving:
+    """A cell that waits for its handlers, until it is over; which kernel's it is."""
+
+    kernel_id: str
+    is_over: bool = False
+
+
+SERVING = contextvars.ContextVar[frozenset[Serving]]("hermes_serving", default=frozenset())
+"""The cells that wait for the handler that runs here: a call of one of their kernels would never end."""
+
+
+def kernels_that_wait() -> frozenset[str]:
+    """Return the kernels whose cells wait for the handler that runs here."""
+    return frozenset(cell.kernel_id for cell in SERVING.get() if not cell.is_over)
+
 
 Waiting = concurrent.futures.Future[Any]
 _PLAIN = (str, dict, list, int, float, bool, type(None))
@@ -150,7 +165,8 @@ class ToolGrant:
         self._kernel_id = kernel_id
         self._tell = tell
         self._authority = CellAuthority(tools.tools.names, tools.limit)
-        self._serving = tools.context.run(SERVING.get) | {kernel_id}
+        self._own = Serving(kernel_id)
+        self._serving = tools.context.run(SERVING.get) | {self._own}
         self._running: set[_Running] = set()
         self._calls: list[_Running] = []  # in the order in which they began, the first RECORDS of them
         self._lock = threading.RLock()
@@ -198,6 +214,7 @@ class ToolGrant:
     def retire(self) -> tuple[ToolCallRecord, ...]:
         """The cell is over: refuse what comes, cancel what runs; return what was called. Idempotent."""
         cut_off: list[tuple[ToolCall, _Running, Waiting | None]] = []
+        self._own.is_over = True
         with self._lock:
             self._authority.retire()
             for running in self._running:

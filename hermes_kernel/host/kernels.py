@@ -8,6 +8,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import zmq
@@ -18,7 +19,7 @@ from ..cell.outputs import OutputCollector
 from ..cell.result import CellResult, KernelReport
 from ..cell.shown import Cleaner
 from ..cell.status import CellStatus, Fate, Phase
-from ..cell.variables import Variable, variables_of
+from ..cell.variables import Variable
 from ..errors import HermesKernelError, KernelStartError
 from ..lifecycle.info import KernelInfo, KernelState
 from ..lifecycle.key import Owner
@@ -125,8 +126,8 @@ class OwnedKernels:
         try:
             result = await self._execute(call, cut)
         except BaseException as error:
-            if isinstance(error, KernelStartError):  # it tells what a kernel has written
-                error.mask(call.cleaner.mask)
+            if isinstance(error, KernelStartError):
+                await self._results.mask(error, call.cleaner)
             call.observed.end(error=error)
             raise
         finally:
@@ -175,7 +176,7 @@ class OwnedKernels:
             return ()
         try:
             told = await kernel.session.variables(VARIABLES_TIMEOUT)
-            return variables_of(told, cleaner)
+            return await self._results.variables(told, cleaner)
         except KernelGoneError:
             return ()
         except TimeoutError as error:
@@ -253,6 +254,8 @@ class OwnedKernels:
                     await self._end(kernel, Loss.DIED)
                 finally:
                     kernel.finish()
+                    if kernel.session is not None and kernel.session.has_ended:
+                        self._on_end(kernel)  # it ended while the result was made
                     kernel.queue.leave()
             finally:
                 self._release(kernel)
@@ -414,7 +417,7 @@ class OwnedKernels:
         except zmq.ZMQError as error:  # no descriptors left, for one
             raise KernelStartError(f"the sockets to the kernel cannot be made: {error}") from error
         session.on_end(lambda: self._on_end(kernel))
-        session.foreign.on_end(lambda: self._on_foreign_end(kernel))
+        session.foreign.on_change(partial(self._on_foreign_change, kernel, session))
         await session.ready(deadline)
         if self._options.bootstrap is not None:
             await session.bootstrap(self._options.bootstrap, deadline)
@@ -427,8 +430,19 @@ class OwnedKernels:
             self._endings.add(task)
             task.add_done_callback(self._endings.discard)
 
-    def _on_foreign_end(self, kernel: OwnedKernel) -> None:
-        """A person's cell is over: it is kept now, with a cell of the owner's that runs after that one."""
+    def _on_foreign_change(self, kernel: OwnedKernel, session: KernelSession) -> None:
+        """A person's cell begins or is over."""
+        if self._options.expose:  # elsewhere nobody is expected, and a cell may say anything
+            now = asyncio.get_running_loop().time()
+            is_visited = session.foreign.are_running
+            self._tear_down_soon(self._population.visit(kernel.record, now, is_visited=is_visited))
+            self._plan_sweep()
+        self._keep_foreign_soon(kernel)
+
+    def _keep_foreign_soon(self, kernel: OwnedKernel) -> None:
+        """Keep a person's cell that is over, or with a cell of the owner's that runs after that one."""
+        if self._keeper is None:
+            return
         if kernel.running is None and kernel.ending is None:
             task = asyncio.get_running_loop().create_task(self._keep_foreign_now(kernel))
             self._endings.add(task)

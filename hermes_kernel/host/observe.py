@@ -49,7 +49,7 @@ class Observed:
         for observer in _observers():
             try:
                 begun.append(observer.cell(key))
-            except Exception:  # noqa: BLE001  # an observer's code
+            except (Exception, SystemExit):  # noqa: BLE001  # an observer's code
                 _log.exception("an observer has failed")
         return cls(begun)
 
@@ -61,7 +61,7 @@ class Observed:
                     observer.tool_started(event)
                 elif isinstance(event, ToolCallEnded):
                     observer.tool_ended(event)
-            except Exception:  # noqa: BLE001  # an observer's code
+            except (Exception, SystemExit):  # noqa: BLE001  # an observer's code
                 _log.exception("an observer has failed")
 
     def end(self, result: CellResult | None = None, error: BaseException | None = None) -> None:
@@ -69,7 +69,7 @@ class Observed:
         while self._observers:
             try:
                 self._observers.pop(0).ended(result, error)
-            except Exception:  # noqa: BLE001  # an observer's code
+            except (Exception, SystemExit):  # noqa: BLE001  # an observer's code
                 _log.exception("an observer has failed")
 
     def __bool__(self) -> bool:

@@ -2,17 +2,20 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ..cell.outputs import OutputCollector
 from ..cell.result import CellResult, KernelReport, LateOutput, cell_result
 from ..cell.shown import Budget, Cleaner, present
 from ..cell.toolrecord import RecordedCall, RecordedCatalogue
 from ..cell.transcript import HumanCell, RanCell
+from ..cell.variables import Variable, variables_of
+from ..errors import KernelStartError
 from ..lifecycle.key import KernelKey
 from ..limits import Limits
+from .cleaning import HostCleaner
 from .foreign import LONGEST_CODE, ForeignCell
 from .options import Call
 from .session import CellOutcome
@@ -47,7 +50,8 @@ class Results:
         build = partial(
             self._build, call, outcome, report, duration=duration, execution_count=execution_count, late=late
         )
-        return await _done(build, outcome.outputs.size + sum(outputs.size for _, outputs in late))
+        size = outcome.outputs.size + sum(outputs.size for _, outputs in late)
+        return await _done(build, size, call.cleaner)
 
     async def ran_cell(
         self, call: Call, result: CellResult, outcome: CellOutcome
@@ -72,7 +76,15 @@ class Results:
             return ran, catalogue
 
         size = sum(full.arguments_size + full.result_size for full in outcome.recorded)
-        return await _done(build, size)
+        return await _done(build, size, call.cleaner)
+
+    async def mask(self, error: KernelStartError, cleaner: Cleaner) -> None:
+        """Take out of an error, which tells what a kernel has written, what nobody may read."""
+        await _done(lambda: error.mask(cleaner.mask), len(str(error)), cleaner)
+
+    async def variables(self, told: Mapping[str, Any], cleaner: Cleaner) -> tuple[Variable, ...]:
+        """Return what a kernel tells of its variables; raises MalformedMessage."""
+        return await _done(lambda: variables_of(told, cleaner), QUICK + 1, cleaner)
 
     async def human_cell(
         self, key: KernelKey, kernel_id: str, foreign: ForeignCell, cleaner: Cleaner
@@ -101,7 +113,7 @@ class Results:
                 ended=foreign.ended is not None,
             )
 
-        return await _done(build, foreign.outputs.size)
+        return await _done(build, foreign.outputs.size, cleaner)
 
     def _build(
         self,
@@ -137,9 +149,9 @@ class Results:
         )
 
 
-async def _done(build: Callable[[], T], size: int) -> T:
-    """Call *build* here, or on a thread if it has much to read through."""
-    if size <= QUICK:
+async def _done(build: Callable[[], T], size: int, cleaner: Cleaner) -> T:
+    """Call *build* here, or on a thread if it has much to read through or calls the host's own function."""
+    if size <= QUICK and not isinstance(cleaner, HostCleaner):
         return build()
     try:
         return await asyncio.get_running_loop().run_in_executor(None, build)

@@ -139,7 +139,7 @@ class Supervisor:
         self._loop.call_soon_threadsafe(self._loop.stop)
 
     def _start(self, work: Coroutine[Any, Any, T], result: "concurrent.futures.Future[T]") -> None:
-        task = self._loop.create_task(work)
+        task = self._loop.create_task(_ending_no_loop(work))
 
         def done(finished: "asyncio.Task[T]") -> None:
             if not result.set_running_or_notify_cancel():
@@ -148,7 +148,7 @@ class Supervisor:
             elif finished.cancelled():
                 result.set_exception(SupervisorClosedError("it was closed; make a new one"))
             elif (error := finished.exception()) is not None:
-                result.set_exception(error)
+                result.set_exception(error.raised if isinstance(error, _ProgramEndError) else error)
             else:
                 result.set_result(finished.result())
 
@@ -157,13 +157,23 @@ class Supervisor:
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         try:
-            self._loop.run_forever()
+            while not self._closed.is_set():
+                self._serve()
             self._loop.run_until_complete(self._finish())
         finally:
             with self._lock:
                 self._loop.close()
             self.zmq_context.destroy(linger=0)
             self._finished.set_result(None)
+
+    def _serve(self) -> None:
+        try:
+            self._loop.run_forever()
+        except (
+            SystemExit,
+            KeyboardInterrupt,
+        ):  # of the host's code, which asyncio passes on; kernels live here
+            _log.exception("%s goes on", self._thread.name)
 
     async def _finish(self) -> None:
         for callback in reversed(self._closing):
@@ -177,6 +187,21 @@ class Supervisor:
             task.cancel()
         await asyncio.gather(*rest, return_exceptions=True)
         await self._loop.shutdown_default_executor()
+
+
+class _ProgramEndError(Exception):
+    """Carries what would end the loop, and with it the kernels of everybody."""
+
+    def __init__(self, raised: BaseException) -> None:
+        self.raised = raised
+        super().__init__(repr(raised))
+
+
+async def _ending_no_loop(work: Coroutine[Any, Any, T]) -> T:
+    try:
+        return await work
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise _ProgramEndError(error) from error
 
 
 def _close_at_exit(reference: "weakref.ref[Supervisor]") -> Callable[[], None]:

@@ -101,6 +101,7 @@ class HermesKernelApp(IPKernelApp):
             self.bind()
             self.take_over()
         else:
+            keep_room_for_cells()
             super().initialize(argv)
             self.kernel.bind()
             self._configure_kernel()

@@ -19,7 +19,7 @@ class KernelRecord:
     """One kernel: whose it is, when it was used last (in the clock's seconds), and by how many calls.
 
     ``has_state``: a cell has run on it. A ``pinned`` kernel belongs to a delegated child that lives: neither
-    the cap nor idleness ends it.
+    the cap nor idleness ends it. ``is_visited``: a person's cell runs on it, which is a use like others.
     """
 
     key: KernelKey
@@ -27,6 +27,7 @@ class KernelRecord:
     pinned: bool = False
     attached: int = 0
     has_state: bool = False
+    is_visited: bool = False
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,11 @@ class KernelPopulation:
             return (record, *self._over_capacity())
         return self._over_capacity()
 
+    def visit(self, record: KernelRecord, now: float, *, is_visited: bool) -> tuple[KernelRecord, ...]:
+        """A person's cell begins on a kernel, or none runs there any more."""
+        record.is_visited, record.last_used = is_visited, now
+        return self._over_capacity()
+
     def doom(self, record: KernelRecord, loss: Loss | None) -> tuple[KernelRecord, ...]:
         """Take *record* out of service, for a reason that its owner is told; close it unless it is in use."""
         if not self.serves(record):
@@ -124,7 +130,7 @@ class KernelPopulation:
         return min((record.last_used + self.idle_timeout for record in self._free()), default=math.inf)
 
     def _free(self) -> Iterator[KernelRecord]:
-        return (r for r in self._serving.values() if not r.pinned and not r.attached)
+        return (r for r in self._serving.values() if not (r.pinned or r.attached or r.is_visited))
 
     def _over_capacity(self) -> tuple[KernelRecord, ...]:
         unpinned = sum(not record.pinned for record in self._serving.values())

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from jupyter_client.manager import KernelManager
 
+from ..conftest import DEGRADED
 from .matrix import ENDS, HERE, MIN_MARKED, ROOT, SHAPES, WHAT_ENDS, Row, Setting, kill_all, run, scan, table
 
 pytestmark = [pytest.mark.usefixtures("leaves_nothing"), pytest.mark.timeout(300)]
@@ -67,7 +68,7 @@ def test_the_scan_sees_what_a_stock_kernel_leaves() -> None:
 def test_nothing_is_left_of_a_tree_whatever_ends_it(start_method: str, shape: str) -> None:
     rows = outcomes(Setting(start_method, "none"), shapes=(shape,))
     assert survivors(rows) == []
-    assert {row.host["degraded"] for row in rows} == {None}
+    assert {row.host["degraded"] for row in rows} == {DEGRADED}
     assert {row.host["watches"] for row in rows} == {True}
 
 
@@ -77,7 +78,7 @@ def test_nothing_is_left_of_a_tree_whatever_ends_it(start_method: str, shape: st
 def test_nothing_is_left_of_a_tree_in_a_namespace(start_method: str, shape: str) -> None:
     rows = outcomes(Setting(start_method, "namespace"), shapes=(shape,))
     assert survivors(rows) == []
-    assert {(row.host["isolation"], row.host["degraded"]) for row in rows} == {("namespace", None)}
+    assert {(row.host["isolation"], row.host["degraded"]) for row in rows} == {("namespace", DEGRADED)}
 
 
 @needs_root

@@ -17,6 +17,7 @@ from hermes_kernel import BlockingRegistry, CellResult, CellStatus, Limits
 from hermes_kernel.process.published import SPEC, publish_dir
 
 from .. import traces
+from ..conftest import DEGRADED
 from .hosts import FORK, SPAWN, Host, Way, all_gone, files_of, host, new_runtime
 from .servers import STOP_WAIT, FrontEnd, Server, jupyter_server
 from .test_staging_faults import dead_kernel, end_all_above, is_swept
@@ -37,7 +38,7 @@ def server(runtime: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 @pytest.fixture
 def owned(make_registry: Make) -> BlockingRegistry:
     registry = make_registry(limits=Limits(timeout=30), expose=True)
-    assert registry.execute("x = 41", owner="a").kernel.degraded is None
+    assert registry.execute("x = 41", owner="a").kernel.degraded == DEGRADED
     return registry
 
 

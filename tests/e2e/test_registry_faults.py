@@ -13,12 +13,16 @@ import tempfile
 import textwrap
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import pytest
+from jupyter_client import BlockingKernelClient
 
 from hermes_kernel import (
     BlockingRegistry,
+    CellResult,
     CellStatus,
     HermesKernelError,
     KernelRegistry,
@@ -27,6 +31,8 @@ from hermes_kernel import (
     Loss,
     Owner,
 )
+from hermes_kernel.host.cut import Cut
+from hermes_kernel.host.session import KernelSession
 
 from .. import traces
 from .test_cells_basics import still_answers
@@ -763,3 +769,125 @@ def test_the_owner_of_a_closed_kernel_is_told_even_if_the_close_came_between_sta
         registry.execute("x = 1", owner=Owner("a"))
         registry.close_where(lambda info: True)
         assert registry.execute("'x' in globals()", owner="a").kernel.lost is Loss.CLOSED
+
+
+def test_a_slow_cleaner_of_one_owner_holds_nobody_else_up(make_registry: Make) -> None:
+    held = threading.Event()
+
+    def clean(text: str) -> str:
+        if "of a" in text:
+            held.wait(30)
+        return text
+
+    registry = make_registry(clean=clean)
+    for owner in ("a", "b"):
+        registry.execute("1", owner=owner)
+    with ThreadPoolExecutor(1) as pool:
+        slow = pool.submit(registry.execute, "print('of a')", owner="a")
+        quick = registry.execute("while True: pass", owner="b", timeout=0.2)
+        assert not slow.done()
+        held.set()
+        assert slow.result(30).stdout == "of a\n"
+    assert quick.status is CellStatus.TIMED_OUT
+    assert quick.duration < 10
+
+
+def test_a_cleaner_that_exits_costs_its_own_text_alone(make_registry: Make) -> None:
+    registry = make_registry(clean=lambda text: sys.exit(3), secrets=["not-to-be-told"])
+    assert registry.execute("print('not-to-be-told')", owner="a").stdout == "***\n"
+
+
+def test_a_kernel_that_ends_while_its_result_is_made_is_gone_at_once(make_registry: Make) -> None:
+    pids: list[int] = []
+
+    def clean(text: str) -> str:
+        if pids:
+            assert traces.eventually(lambda: not psutil.pid_exists(pids[0]))
+        return text
+
+    registry = make_registry(clean=clean)
+    registry.execute("1", owner="a")
+    pids.append(registry.kernels()[0].pid or 0)
+    code = "import os, threading; print('x'); threading.Timer(0.1, os._exit, [3]).start()"
+    assert registry.execute(code, owner="a").status is CellStatus.OK
+    assert traces.eventually(lambda: registry.kernels() == ())
+    assert registry.stats()["lost_died"] == 1
+
+
+def test_the_end_of_a_call_that_outlives_its_cell_is_told(make_registry: Make) -> None:
+    go = threading.Event()
+
+    def slow() -> None:
+        go.wait(30)
+
+    registry = make_registry()
+    events: list[str] = []
+    code = "import threading, time\nthreading.Thread(target=hermes_tools.slow).start()\ntime.sleep(0.3)"
+    registry.execute(
+        code, owner="a", tools=[slow], on_event=lambda event: events.append(type(event).__name__)
+    )
+    go.set()
+    assert events == ["ToolCallStarted", "ToolCallEnded"]
+
+
+def test_what_a_handler_has_left_running_may_call_its_owners_kernel_later() -> None:
+    async def main() -> list[CellResult]:
+        jobs: list[asyncio.Task[CellResult]] = []
+        async with KernelRegistry() as registry:
+            is_over = asyncio.Event()
+
+            async def job() -> CellResult:
+                await is_over.wait()
+                return await registry.execute("'of the job'", owner="a")
+
+            async def schedule() -> None:
+                jobs.append(asyncio.create_task(job()))
+
+            await registry.execute("hermes_tools.schedule()", owner="a", tools=[schedule])
+            running = asyncio.create_task(registry.execute("import time; time.sleep(0.5)", owner="a"))
+            await asyncio.sleep(0.1)
+            is_over.set()
+            return [await running, await jobs[0]]
+
+    ordinary, later = asyncio.run(main())
+    assert (ordinary.status, later.status, later.value) == (CellStatus.OK, CellStatus.OK, "'of the job'")
+
+
+def test_a_kernel_on_which_a_person_works_is_not_idle(make_registry: Make, tmp_path: Path) -> None:
+    registry = make_registry(expose=True, limits=Limits(idle_timeout=1, max_kernels=1))
+    registry.execute("1", owner="a")
+    (info,) = registry.kernels()
+    client = BlockingKernelClient(connection_file=info.connection_file)
+    client.load_connection_file()
+    client.start_channels()
+    try:
+        client.wait_for_ready(timeout=30)
+        done = tmp_path / "done"
+        client.execute(f"import os, time\nwhile not os.path.exists({str(done)!r}): time.sleep(0.05)\nx = 2")
+        assert traces.eventually(lambda: any(each.is_visited for each in registry._kernels._population))
+        registry.execute("1", owner="b")  # there is room for one
+        assert traces.eventually(lambda: [each.owner.session for each in registry.kernels()] == ["a"])
+        done.touch()
+        assert registry.execute("x", owner="a").value == "2"
+    finally:
+        client.stop_channels()
+        client.context.destroy(linger=0)
+    assert traces.eventually(lambda: registry.kernels() == ())
+
+
+def test_a_cut_between_the_turn_and_the_code_runs_nothing(
+    make_registry: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = make_registry()
+    registry.execute("x = 1", owner="a")
+    wait = KernelSession._wait_for_others
+
+    async def cut_first(session: KernelSession, cut: Cut, deadline: float) -> CellStatus | None:
+        cut.interrupt()
+        return await wait(session, cut, deadline)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(KernelSession, "_wait_for_others", cut_first)
+        result = registry.execute("x = 2", owner="a")
+    assert (result.status, result.ran, result.kernel.ended) == (CellStatus.INTERRUPTED, False, False)
+    assert registry.execute("x", owner="a").value == "1"

@@ -10,6 +10,7 @@ from hermes_kernel.cell.masks import Masks
 from hermes_kernel.host import events as module
 from hermes_kernel.host.events import EventPump
 
+from .. import traces
 from ..cell.test_message import KernelVoice
 
 VOICE = KernelVoice()
@@ -104,6 +105,27 @@ def test_one_that_never_returns_does_not_hold_the_end(
     assert pump._thread is not None
     pump._thread.join(30)
     assert not pump._thread.is_alive()
+
+
+def test_nothing_is_told_after_its_call_has_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "DELIVERY", 0.1)
+    go = threading.Event()
+    seen: list[CellEvent] = []
+
+    def slow(event: CellEvent) -> None:
+        seen.append(event)
+        go.wait(30)
+
+    pump = EventPump(slow, Masks())
+    pump.tell_message(VOICE.display("first"))
+    assert traces.eventually(lambda: len(seen) == 1)
+    for _ in range(5):  # taken together
+        pump.tell_message(VOICE.display("more"))
+    asyncio.run(pump.close())
+    go.set()
+    assert pump._thread is not None
+    pump._thread.join(30)
+    assert len(seen) == 1
 
 
 def test_a_secret_of_a_tool_call_is_masked() -> None:

@@ -9,7 +9,15 @@ from hermes_kernel import Owner, ToolCallContext, ToolError
 from hermes_kernel.cell.events import CellEvent, ToolCallEnded, ToolCallStarted
 from hermes_kernel.cell.result import ToolCallRecord
 from hermes_kernel.cell.tools import ToolSet
-from hermes_kernel.host.grant import CUT_OFF, ERROR_TEXT, PREVIEW, SERVING, CellTools, ToolGrant, preview
+from hermes_kernel.host.grant import (
+    CUT_OFF,
+    ERROR_TEXT,
+    PREVIEW,
+    CellTools,
+    ToolGrant,
+    kernels_that_wait,
+    preview,
+)
 from hermes_kernel.wire import ToolCall, ToolReply
 
 SPEAKER = contextvars.ContextVar("speaker", default="nobody")
@@ -147,10 +155,12 @@ def test_a_runner_runs_the_handler_and_gives_its_result() -> None:
 def test_a_handler_knows_whose_cell_it_serves() -> None:
     contexts: list[ToolCallContext] = []
     serving: list[frozenset[str]] = []
+    later: list[contextvars.Context] = []
 
     def note(context: ToolCallContext) -> None:
         contexts.append(context)
-        serving.append(SERVING.get())
+        serving.append(kernels_that_wait())
+        later.append(contextvars.copy_context())
 
     grant = granted(note)
     served(grant, "note")
@@ -159,7 +169,10 @@ def test_a_handler_knows_whose_cell_it_serves() -> None:
         (Owner("a"), "k", grant.cell_id, number, "execute_code") for number in (1, 2)
     ]
     assert serving == [{"k"}, {"k"}]
-    assert SERVING.get() == frozenset()
+    assert kernels_that_wait() == frozenset()
+    assert later[0].run(kernels_that_wait) == {"k"}  # of what it has started
+    grant.retire()
+    assert later[0].run(kernels_that_wait) == frozenset()
 
 
 def test_events_come_in_pairs_and_none_for_a_refusal() -> None:

@@ -42,6 +42,34 @@ def test_an_exception_comes_back_to_who_asked() -> None:
         supervisor.close()
 
 
+@pytest.mark.parametrize("end", [SystemExit, KeyboardInterrupt])
+def test_what_ends_a_program_comes_back_to_who_asked_and_ends_nobody_elses_work(
+    end: type[BaseException],
+) -> None:
+    async def leave() -> None:
+        raise end("now")
+
+    def leave_now() -> None:
+        raise end("now")
+
+    supervisor = Supervisor("s")
+    try:
+        going_on = asyncio.Event()
+
+        async def other() -> str:
+            await going_on.wait()
+            return "done"
+
+        work = supervisor.submit(other())
+        with pytest.raises(end, match="now"):
+            supervisor.submit(leave()).result(5)
+        supervisor.call(leave_now)
+        supervisor.call(going_on.set)
+        assert work.result(5) == "done"
+    finally:
+        supervisor.close()
+
+
 def test_it_keeps_nothing_of_the_callers_context_alive() -> None:
     class Big:
         pass

@@ -737,3 +737,21 @@ class Population(RuleBasedStateMachine):
 
 TestPopulation = Population.TestCase
 TestPopulation.settings = settings(max_examples=200, stateful_step_count=40)
+
+
+def test_a_kernel_on_which_a_person_works_is_neither_idle_nor_evicted(population: KernelPopulation) -> None:
+    a, b = used(population, A, now=3.0), used(population, B, now=4.0)
+    assert population.visit(a, now=5.0, is_visited=True) == ()
+    assert population.claim(C, now=6.0).doomed == (b,)
+    assert population.sweep(now=5.0 + 10 * population.idle_timeout) == ()
+    assert population.serves(a)
+
+
+def test_a_persons_cell_that_ends_is_a_use_and_the_cap_holds_again(population: KernelPopulation) -> None:
+    a = used(population, A, now=3.0)
+    population.visit(a, now=4.0, is_visited=True)
+    b, c = held(population, B, now=5.0), held(population, C, now=6.0)
+    assert population.visit(a, now=7.0, is_visited=False) == (a,)
+    assert a.last_used == 7.0
+    assert population.serves(b)
+    assert population.serves(c)
