@@ -1,5 +1,6 @@
 """The kernel application: builds the state, binds it to a connection file, serves, ends with a code."""
 
+import asyncio
 import ctypes
 import importlib
 import json
@@ -8,6 +9,7 @@ import os
 import sys
 import threading
 import time
+import traceback
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
@@ -404,9 +406,33 @@ def run(app: HermesKernelApp) -> int:
     """Serve until the kernel is told to end; return the process's exit code."""
     os.environ.pop(PLAIN, None)
     try:
-        app.start()
+        _serve(app)
     except Exception:
         app.log.critical("the kernel has broken down", exc_info=True)
         return 1
     sys.stdout.flush()
     return int(app.kernel.exit_code)
+
+
+def _serve(app: HermesKernelApp) -> None:
+    """Serve until the kernel is to end. A cell may stop the event loop; that ends nothing."""
+    serve = app.start
+    while True:
+        try:
+            serve()
+        except (KeyboardInterrupt, SystemExit) as raised:
+            if app.kernel.is_child or not (isinstance(raised, KeyboardInterrupt) or _is_of_a_task(raised)):
+                raise
+            app.log.warning("the event loop was left, and goes on", exc_info=True)
+        if app.kernel.is_child or app.kernel.is_ending or app.trio_loop:
+            return
+        serve = app.io_loop.start
+
+
+def _is_of_a_task(raised: BaseException) -> bool:
+    """Whether a task has raised it: it keeps it, for the cell that awaits the task."""
+    for frame, _ in traceback.walk_tb(raised.__traceback__):
+        if frame.f_code is asyncio.Handle._run.__code__:
+            callback = frame.f_locals["self"]._callback
+            return isinstance(getattr(callback, "__self__", None), asyncio.Task)
+    return False

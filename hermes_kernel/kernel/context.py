@@ -2,9 +2,11 @@
 
 import contextvars
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 
@@ -44,10 +46,9 @@ def _start_in_cell(self: threading.Thread) -> None:
     run = self.run
     had_own = "run" in self.__dict__
 
-    def run_in_cell() -> None:
+    def enter() -> None:
         _give_back()
         _belong(cell, writer)
-        run()
 
     def _give_back() -> None:
         if had_own:
@@ -55,12 +56,18 @@ def _start_in_cell(self: threading.Thread) -> None:
         else:
             self.__dict__.pop("run", None)
 
-    self.run = run_in_cell  # type: ignore[method-assign]
+    self.run = _in_turn(enter, run)  # type: ignore[method-assign, assignment]
     try:
         _start_thread(self)
     except BaseException:
         _give_back()
         raise
+
+
+def _in_turn(*functions: Callable[[], None]) -> Callable[[], object]:
+    """Return what calls one after the other, without a frame that a traceback would show."""
+    calls = [partial(function) for function in functions]
+    return partial(deque, map(partial.__call__, calls), 0)
 
 
 def _belong(cell: Cell | None, writer: dict[str, Any] | None) -> None:

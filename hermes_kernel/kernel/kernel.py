@@ -19,7 +19,7 @@ from traitlets import Bool, Instance, Type, Unicode, default
 from .context import CELL, Cell, carry_cell_into_threads
 from .leftovers import Leftovers
 from .outputs import OutputLog
-from .shell import CellCompiler, HermesShell, safe_str
+from .shell import CellCompiler, HermesShell, safe_str, shortened
 from .tools import NAME, HermesTools
 from .variables import variables
 
@@ -53,6 +53,7 @@ class HermesKernel(IPythonKernel):
         super().__init__(**kwargs)
         self._pid = 0
         self._is_ready = False
+        self._exits = False
         self._runs_for_owner = True
         self._leftovers = Leftovers()
         self._left_out = 0
@@ -142,19 +143,42 @@ class HermesKernel(IPythonKernel):
         except Exception as error:  # the edge of a cell: without a reply its caller waits for ever
             self.log.error("a cell broke its own report", exc_info=True)
             reply = _broken_report(error, self.execution_count)
-        if os.getpid() != self._pid:
+        self._end_streams()
+        if self.is_child:
             self.output_log.flush()
-            os._exit(0)
+            os._exit(self._exit_code_of_child(reply))
         self.parent.use_streams()
         self.output_log.repair()
         self._left_out = self.shell.displays.finish()["displays"]
         if reply["status"] == "error" and not reply.get("traceback"):
             reply["traceback"] = [f"{reply['ename']}: {reply['evalue']}"]
+        if reply["status"] == "error":
+            _shorten(reply)
         if self.shell.exit_code is not None and self.cell_may_end_kernel:
             self.exit_code = self.shell.exit_code
+            self._exits = True
             # Nothing is awaited until the reply and the idle status are on their way.
             self.io_loop.add_callback(self.io_loop.stop)
         return reply
+
+    def _end_streams(self) -> None:
+        """Let nothing of the cell's stay in a buffer: of its own streams, or half a character of ours."""
+        for stream in (getattr(sys, "stdout", None), getattr(sys, "stderr", None)):
+            if stream is not None and not any(stream is own for own in self.parent.streams):
+                self._flush(stream)
+        for own in self.parent.streams:
+            own.end_character()
+
+    def _flush(self, stream: Any) -> None:
+        try:
+            stream.flush()
+        except BaseException as error:  # noqa: BLE001  # code of the cell's: it may raise anything, SystemExit too
+            self.log.info("a stream of the cell's own cannot be flushed: %s", safe_str(error))
+
+    def _exit_code_of_child(self, reply: dict[str, Any]) -> int:
+        if self.shell.exit_code is not None:
+            return int(self.shell.exit_code)
+        return 1 if reply["status"] == "error" else 0
 
     def finish_metadata(self, parent: Any, metadata: dict[str, Any], reply_content: Any) -> dict[str, Any]:
         """Add how much the cell has written, and the exit code if it ends the kernel."""
@@ -176,6 +200,16 @@ class HermesKernel(IPythonKernel):
         hermes = parent.get("metadata", {}).get("hermes")
         given = hermes.get("owner_secret") if isinstance(hermes, dict) else None
         return isinstance(given, str) and hmac.compare_digest(given.encode(), self.owner_secret.encode())
+
+    @property
+    def is_child(self) -> bool:
+        """Whether this process is not the kernel's, but one that a cell has forked."""
+        return self._pid not in (0, os.getpid())
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the process is to end: a cell that may has ended it, or somebody has asked for it."""
+        return self._exits or bool(self.shell.exit_now)
 
     @property
     def has_owner(self) -> bool:
@@ -289,6 +323,11 @@ def _sent_at(msg: dict[str, Any]) -> float:
     """Return when a message was sent, by its sender's clock, in seconds; 0 if it is not said."""
     date = msg["header"].get("date")
     return date.timestamp() if isinstance(date, datetime) else 0.0
+
+
+def _shorten(reply: dict[str, Any]) -> None:
+    reply["ename"], reply["evalue"] = shortened(reply["ename"]), shortened(reply["evalue"])
+    reply["traceback"] = shortened("\n".join(reply["traceback"])).split("\n")
 
 
 def _broken_report(error: Exception, execution_count: int | None) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from sys import gettrace, settrace
 from time import monotonic
 from typing import Any, Protocol
 
+import zmq
 from ipykernel.iostream import BackgroundSocket
 from jupyter_client.session import Session
 
@@ -26,6 +27,7 @@ STREAMS = ("stdout", "stderr")
 FLUSH_INTERVAL = 0.2  # seconds until text that nobody flushes is sent
 FLUSH_PAUSE = 0.05  # seconds between two flushes that a cell asks for
 SEND_AT = RING // 2  # bytes that are sent without waiting for the interval: never more than RING wait
+EXACT = 1000  # changes of stream of one cell that are shown exactly where they were
 FLOOD = 6 * 1024 * 1024  # bytes of one cell that are sent as they come
 REMEMBERED_CELLS = 64  # whose threads may still write
 FLUSH_TIMEOUT = 10.0  # seconds that a waiting flush waits for the IOPub thread
@@ -39,6 +41,8 @@ class IOPub(Protocol):
 
     io_loop: Any
     thread: threading.Thread
+    socket: Any
+    closed: bool
 
     def schedule(self, f: Any) -> None:
         """Run *f* on the thread, after all that was scheduled before."""
@@ -47,10 +51,11 @@ class IOPub(Protocol):
 class _Cell:
     """What one cell has written: how much was sent, and what was not, because it was too much."""
 
-    __slots__ = ("decoded", "parent", "sent", "skipped", "tails", "totals")
+    __slots__ = ("changes", "decoded", "parent", "sent", "skipped", "tails", "totals")
 
     def __init__(self, parent: dict[str, Any]) -> None:
         self.parent = parent
+        self.changes = 0  # how often it has gone back to a stream of which something waits
         self.sent = 0
         self.totals = dict.fromkeys(STREAMS, 0)
         self.decoded = dict.fromkeys(STREAMS, 0)  # bytes that decoding has added to what was written
@@ -58,16 +63,41 @@ class _Cell:
         self.tails: dict[str, tuple[int, int]] = {}  # where the end of what was skipped stands in its stream
 
     def skip(self, name: str, start: int, end: int) -> None:
-        """Note that a part of a stream was not sent."""
+        """Note that a part of a stream is not sent; done again it changes nothing."""
+        tail = self.tails.get(name, (start, start))
+        if tail[1] >= end > start:
+            return
+        # A signal handler may raise wherever something is called: from here on nothing is.
+        self.tails[name] = (tail[0] if tail[1] == start else start, end)
         self.skipped[name] += end - start
-        tail = self.tails.get(name)
-        self.tails[name] = (tail[0], end) if tail is not None and tail[1] == start else (start, end)
+        self.totals[name] += end - start
+
+
+class _Handover:
+    """A message for the IOPub thread, which sends it once, however often it has been handed over."""
+
+    __slots__ = ("_frames", "_iopub")
+
+    def __init__(self, iopub: IOPub, frames: list[bytes]) -> None:
+        self._iopub = iopub
+        self._frames = frames
+
+    def __call__(self) -> None:
+        frames, self._frames = self._frames, []
+        if not frames or self._iopub.closed:
+            return
+        try:
+            self._iopub.socket.send_multipart(frames)
+        except zmq.ZMQError as error:
+            if error.errno != zmq.ENOTSOCK:
+                raise
+            _log.debug("the kernel ends: %s", error)
 
 
 class _Segment:
     """A part of one stream that one cell has written and nobody has sent yet."""
 
-    __slots__ = ("cell", "end", "name", "parent", "rest", "start")
+    __slots__ = ("cell", "end", "message", "name", "parent", "rest", "start")
 
     def __init__(self, rest: Rest, parent: dict[str, Any], cell: _Cell) -> None:
         self.rest = rest
@@ -75,13 +105,25 @@ class _Segment:
         self.parent = parent
         self.cell = cell
         self.start = self.end = rest.total
+        self.message: _Handover | None = None
+
+    def note_sent(self, end: int, sent: int) -> None:
+        """Note that everything up to *end* is handed over, which makes *sent* bytes of the cell."""
+        # A signal handler may raise wherever something is called, and then the segment is handed over again:
+        # nothing is called here.
+        self.cell.totals[self.name] += end - self.start
+        self.cell.sent = sent
+        self.rest.sent = self.start = end
+        self.message = None
 
 
 class OutputLog:
     """The order of everything that the process writes, and the way out of it.
 
     What was written stands in the ring of its stream until it is sent. Of a cell that writes more than FLOOD
-    bytes the rest is counted, and only its end is sent, when the cell is over.
+    bytes the rest is counted, and only its end is sent, when the cell is over. A cell that has changed
+    streams EXACT times has a message for each stream and flush from then on: one for each change would take
+    its clients longer than the cell.
 
     ``wait`` = a flush waits until the IOPub thread has sent (stock behaviour); else a flush hands over in
     the calling thread, which is enough: the idle status is handed over after it.
@@ -90,8 +132,10 @@ class OutputLog:
     def __init__(self, *, wait: bool = False) -> None:
         self._wait = wait
         self.lock = threading.RLock()
-        self._segments: list[_Segment] = []
-        self.segment: _Segment | None = None  # the last of them
+        self._segments: deque[_Segment] = deque()
+        self._open: _Segment | None = None  # the one of them that is written to
+        self._latest: dict[str, _Segment] = {}  # the last of them of each stream
+        self.segment: _Segment | None = None  # the open one, while nobody works on it
         self.written_at = 0.0
         self.shortest_write = 0.0
         """Seconds that it takes at least to write to a descriptor: within them nobody has."""
@@ -129,7 +173,7 @@ class OutputLog:
         self._session, self._iopub = session, iopub
         if directory is not None:
             self._rests = {name: rest_of(name, directory / f"{name}.rest") for name in STREAMS}
-            self._segments, self.segment = [], None
+            self._drop_segments()
             self._cells.clear()
             self._mark = StartMark(directory / "cell.started")
         if hasattr(os, "fork"):
@@ -222,7 +266,6 @@ class OutputLog:
                 start = rest.total
                 rest.add(memoryview(data)[at:], from_pipe=from_pipe)
                 rest.sent = rest.total
-                segment.cell.totals[name] += rest.total - start
                 segment.cell.skip(name, start, rest.total)
                 return
             end = _boundary(data, at + SEND_AT)
@@ -238,11 +281,27 @@ class OutputLog:
             cell = self._cells[key] = _Cell(parent)
             while len(self._cells) > REMEMBERED_CELLS:
                 self._cells.popitem(last=False)
-        if self._segments:
-            self._segments[-1].end = self._segments[-1].rest.total
-        segment = _Segment(self._rests[name], parent, cell)
+        self._close_segment()
+        latest = self._latest.get(name)
+        if latest is not None and latest.parent is parent:
+            if cell.changes >= EXACT:
+                self._open = latest
+                return latest
+            cell.changes += 1
+        segment = self._open = self._latest[name] = _Segment(self._rests[name], parent, cell)
         self._segments.append(segment)
         return segment
+
+    def _close_segment(self) -> None:
+        self.segment = None
+        if self._open is not None:
+            self._open.end = self._open.rest.total
+            self._open = None
+
+    def _drop_segments(self) -> None:
+        self._segments.clear()
+        self._latest.clear()
+        self.segment = self._open = None
 
     def flush(self) -> None:
         """Hand everything that was written before this call to the IOPub thread."""
@@ -275,24 +334,28 @@ class OutputLog:
 
         Of what was too much to be sent the end is sent now, with how much is missing before it.
         """
+        for pipe in self._pipes:
+            pipe.end_character()
         self.flush()
         with self.lock:
-            for cell in list(self._cells.values()):
-                self._send_tails(cell)
+            if self._iopub is not None:
+                for cell in list(self._cells.values()):
+                    self._send_tails(self._iopub, cell)
             done = self._cells.get(msg_id)
             if done is None:
                 return dict.fromkeys(STREAMS, 0)
             return {name: done.totals[name] - done.decoded[name] for name in STREAMS}
 
-    def _send_tails(self, cell: _Cell) -> None:
+    def _send_tails(self, iopub: IOPub, cell: _Cell) -> None:
         for name, (start, end) in list(cell.tails.items()):
             rest = self._rests[name]
             kept = max(start, rest.total - rest.size)
             data = rest.between(kept, end)
             lead = _boundary_after(data) if kept > start else 0
-            self._say(cell.parent, rest, data[lead:], end, skipped=cell.skipped[name] - len(data) + lead)
+            skipped = cell.skipped[name] - len(data) + lead
+            iopub.schedule(self._message(cell.parent, rest, data[lead:], end, skipped=skipped))
             cell.skipped[name] = 0
-        cell.tails.clear()
+            del cell.tails[name]
 
     def others(self) -> bool:
         """Whether children or C code have written something that has not been taken in."""
@@ -348,34 +411,36 @@ class OutputLog:
         self._flush_due = self._flush_wanted = False
         if self._session is None or self._iopub is None:
             return
-        segments, self._segments, self.segment = self._segments, [], None
-        if segments:
-            segments[-1].end = segments[-1].rest.total
+        self._close_segment()
+        self._latest.clear()
+        if self._segments:
             self._sent_at = monotonic()
-        for segment in segments:
-            self._send_segment(segment)
+        while self._segments:
+            self._send_segment(self._iopub, self._segments[0])
+            self._segments.popleft()
 
-    def _send_segment(self, segment: _Segment) -> None:
+    def _send_segment(self, iopub: IOPub, segment: _Segment) -> None:
+        """Hand a segment over. Where that is interrupted it is done again, and sends nothing twice."""
         cell, rest, start, end = segment.cell, segment.rest, segment.start, segment.end
-        rest.sent = end
-        cell.totals[rest.name] += end - start
-        if cell.sent >= FLOOD:
-            cell.skip(rest.name, start, end)
-            return
-        data = rest.between(start, end)
-        if cell.sent + len(data) > FLOOD:
-            room = _boundary(data, max(FLOOD - cell.sent, 0))
-            cell.sent = FLOOD
-            cell.skip(rest.name, start + room, end)
-            data, end = data[:room], start + room
-        cell.sent += len(data)
-        if data:
-            self._say(segment.parent, rest, data, end)
+        if start < end and cell.sent < FLOOD:
+            data, sent = rest.between(start, end), cell.sent + end - start
+            if sent > FLOOD:
+                data, sent = data[: _boundary(data, FLOOD - cell.sent)], FLOOD
+                end = start + len(data)
+            if data:
+                segment.message = segment.message or self._message(segment.parent, rest, data, end)
+                iopub.schedule(segment.message)
+            segment.note_sent(end, sent)
+        if segment.start < segment.end:
+            cell.skip(rest.name, segment.start, segment.end)
+            rest.sent = segment.start = segment.end
 
-    def _say(self, parent: dict[str, Any], rest: Rest, data: bytes, end: int, *, skipped: int = 0) -> None:
-        """Send a part of a stream, which ends at its byte *end*; *skipped* bytes before it are not sent."""
-        if self._session is None or self._iopub is None:
-            return
+    def _message(
+        self, parent: dict[str, Any], rest: Rest, data: bytes, end: int, *, skipped: int = 0
+    ) -> _Handover:
+        """Make a message of a part of a stream, which ends at its byte *end* and has a gap before it."""
+        assert self._session is not None
+        assert self._iopub is not None
         hermes = {"end": end, "skipped": skipped} if skipped else {"end": end}
         message = self._session.msg(
             "stream",
@@ -383,7 +448,8 @@ class OutputLog:
             parent=parent,
             metadata={"hermes": hermes},
         )
-        self._session.send(self._iopub, message, ident=b"stream." + rest.name.encode())  # type: ignore[arg-type]
+        frames = self._session.serialize(message, ident=b"stream." + rest.name.encode())
+        return _Handover(self._iopub, frames)
 
     def _write_in_child(self, name: str, data: bytes, *, whole: bool = False) -> None:
         """Write to the pipe, in whole lines: half of one would stand alone in whatever cell runs by then."""
@@ -398,7 +464,7 @@ class OutputLog:
         self._forked = True
         self._child_lines: dict[str, bytes] = {}
         self.lock = threading.RLock()
-        self._segments, self.segment = [], None
+        self._drop_segments()
         self._busy = self._send_waits = False
         self._waiting.clear()
 

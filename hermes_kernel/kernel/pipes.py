@@ -75,6 +75,13 @@ class DescriptorPipe:
             while self._read_once():
                 pass
 
+    def end_character(self) -> None:
+        """Take in what is in the pipe now, and the bytes of a character that is not complete."""
+        with self._lock:
+            self.drain()
+            if not self.reading:
+                self._take_in(self._decoder.decode(b"", final=True), self._undecoded)
+
     def repair(self) -> None:
         """Put the pipe back if the descriptor was closed. One that a cell has redirected stays as it is."""
         try:
@@ -98,10 +105,7 @@ class DescriptorPipe:
         try:
             data = self._log.read(self._stream.name, self.read_end)
             self._undecoded += len(data)
-            if text := self._decoder.decode(data).encode():
-                parent, raw = self._stream.latest_parent, self._undecoded
-                self._undecoded = 0
-                self._log.append(self._stream.name, text, parent, raw=raw, from_pipe=len(data))
+            self._take_in(self._decoder.decode(data), len(data))
             return len(data) == READ_SIZE
         except BlockingIOError:
             return False
@@ -110,6 +114,12 @@ class DescriptorPipe:
             return False
         finally:
             self.reading = False
+
+    def _take_in(self, text: str, from_pipe: int) -> None:
+        if text:
+            parent, raw = self._stream.latest_parent, self._undecoded
+            self._undecoded = 0
+            self._log.append(self._stream.name, text.encode(), parent, raw=raw, from_pipe=from_pipe)
 
     def _after_fork(self) -> None:
         self._lock = threading.RLock()

@@ -35,6 +35,9 @@ SCRIPTS = f"{__package__}.scripts:HermesScriptMagics"
 _CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|.\x08")
 """Colour, and bold as pydoc makes it: a letter, a backspace, the letter again."""
 
+LONGEST = 1_000_000  # characters of an exception that are shown: of its name, its text, its traceback
+
+_ROOM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
 _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
@@ -220,7 +223,7 @@ class HermesShell(ZMQInteractiveShell):
     ) -> None:
         """Show the current exception as Python does, without our frames and IPython's."""
         etype, value, tb = self._get_exc_info(exc_tuple)
-        if isinstance(value, SystemExit) and self._ends_kernel():
+        if isinstance(value, SystemExit) and self._ends_process():
             if value.code is not None and not isinstance(value.code, int):
                 print(safe_str(value.code), file=sys.stderr)
             return
@@ -245,13 +248,18 @@ class HermesShell(ZMQInteractiveShell):
         super().ask_exit()
 
     def _showtraceback(self, etype: type, evalue: BaseException, stb: list[str]) -> None:
-        # The cell may have put anything in the place of the streams; ipykernel flushes what it finds there.
+        stb = shortened("\n".join(stb)).split("\n")
         app = self.kernel.parent
+        if self.kernel.is_child:
+            self._last_traceback = stb
+            print("\n".join(stb), file=app.streams[1])
+            return
+        # The cell may have put anything in the place of the streams; ipykernel flushes what it finds there.
         with redirect_stdout(app.streams[0]), redirect_stderr(app.streams[1]):
             super()._showtraceback(etype, printable(evalue), stb)
 
-    def _ends_kernel(self) -> bool:
-        return bool(self.kernel.cell_may_end_kernel)
+    def _ends_process(self) -> bool:
+        return bool(self.kernel.is_child or self.kernel.cell_may_end_kernel)
 
 
 def exit_code_of(end: SystemExit) -> int:
@@ -275,13 +283,27 @@ def safe_str(value: object) -> str:
 
 
 def printable(error: BaseException) -> BaseException:
-    """Return *error*, or one of the same name that can be turned into text if it cannot."""
+    """Return *error*, or one of the same name with a text that can be shown if its own cannot."""
+    name = type(error).__name__
+    if len(name) <= LONGEST and _has_text(error):
+        return error
+    stand_in = type(shortened(name), (Exception,), {"__module__": type(error).__module__})
+    return stand_in(shortened(safe_str(error)))  # type: ignore[no-any-return]
+
+
+def _has_text(error: BaseException) -> bool:
     try:
-        str(error)
+        return len(str(error)) <= LONGEST
     except BaseException:  # noqa: BLE001  # code of the cell's: it may raise anything, SystemExit too
-        stand_in = type(type(error).__name__, (Exception,), {"__module__": type(error).__module__})
-        return stand_in(safe_str(error))  # type: ignore[no-any-return]
-    return error
+        return False
+
+
+def shortened(text: str) -> str:
+    """Return *text*, or its beginning and end if it is too long for a message."""
+    if len(text) <= LONGEST:
+        return text
+    half = LONGEST // 2
+    return f"{text[:half]}\n[... {len(text) - 2 * half:,} characters are missing ...]\n{text[-half:]}"
 
 
 def plain_traceback(error: BaseException, tb: Any) -> list[str]:
@@ -313,6 +335,7 @@ def _leave_cell_frames(stack: "traceback.StackSummary") -> None:
     if stack and _is_kernel(stack[-1].filename):
         while stack and _is_machinery(stack[-1].filename):
             del stack[-1]
+    stack[:] = [frame for frame in stack if not frame.filename.startswith(_ROOM)]
 
 
 def _is_kernel(filename: str) -> bool:

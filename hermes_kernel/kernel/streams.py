@@ -94,6 +94,10 @@ class HermesOutStream(io.TextIOBase):
         """Flush. The stream belongs to the kernel, which writes to it after the cell."""
         self.flush()
 
+    def end_character(self) -> None:
+        """Show the bytes of a character that nobody will complete: its cell is over."""
+        self._binary.end_character()
+
     @property
     def buffer(self) -> "_BinaryOutput":
         """The stream for bytes."""
@@ -131,9 +135,13 @@ class _BinaryOutput(io.RawIOBase):
         self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
 
     def write(self, data: Any) -> int:
-        raw = bytes(data)
+        raw = bytes(memoryview(data))
         self._text.write_bytes(self._decoder.decode(raw).encode(), raw=len(raw))
         return len(raw)
+
+    def end_character(self) -> None:
+        if rest := self._decoder.decode(b"", final=True):
+            self._text.write_bytes(rest.encode(), raw=0)
 
     def flush(self) -> None:
         self._text.flush()

@@ -1,5 +1,6 @@
 """Cells that end their own kernel: by exit, by a crash, by a signal, by replacing it."""
 
+import signal
 import time
 
 import psutil
@@ -153,7 +154,7 @@ def test_a_kernel_that_dies_is_seen_at_once_with_its_code_and_the_output_so_far(
     registry: BlockingRegistry, names: list[str]
 ) -> None:
     for name in names:
-        code, exit_code, signal = DEATHS[name]
+        code, exit_code, signal_name = DEATHS[name]
         registry.execute(IMPORTS, owner="a")
         started = time.monotonic()
         write = "print('before'); print('aside', file=sys.stderr); sys.stdout.write('half')"
@@ -166,11 +167,11 @@ def test_a_kernel_that_dies_is_seen_at_once_with_its_code_and_the_output_so_far(
         assert words == "aside\n", name
         assert (result.ran, result.error, result.kernel.ended) == (True, None, True), name
         if exit_code is not None:
-            assert (result.exit_code, result.signal) == (exit_code, signal), name
+            assert (result.exit_code, result.signal) == (exit_code, signal_name), name
         payload = result.to_dict()
         assert payload["status"] == "error", name
         assert "lost" in payload["error"], name
-        assert signal is None or signal in payload["error"], name
+        assert signal_name is None or signal_name in payload["error"], name
         assert "memory" not in payload["error"], "never out of memory without proof"
         after = still_answers(registry)
         assert (after.kernel.lost, after.kernel.reused) == (Loss.DIED, False), name
@@ -264,3 +265,80 @@ def test_exit_and_quit_are_plain_names(registry: BlockingRegistry, code: str) ->
     result = registry.execute(code, owner="a")
     assert result.status is CellStatus.OK, result.text
     assert registry.execute("6 * 7", owner="a").value == "42"
+
+
+FORKED = {
+    "exit": ("sys.exit(3)", 3, ""),
+    "exit without a code": ("sys.exit()", 0, ""),
+    "exit with a message": ("sys.exit('fatal: boom')", 1, "fatal: boom\n"),
+    "error": ("raise ValueError('in the child')", 1, "ValueError: in the child\n"),
+    "interrupt": ("raise KeyboardInterrupt", 1, "KeyboardInterrupt\n"),
+    "end of the cell": ("pass", 0, ""),
+}
+
+
+def test_a_forked_child_ends_as_any_python_and_shows_its_error(registry: BlockingRegistry) -> None:
+    registry.execute("import os, sys", owner="a")
+    for name, (body, exit_code, shown) in FORKED.items():
+        code = f"""
+pid = os.fork()
+if pid == 0:
+    {body}
+else:
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))"""
+        result = registry.execute(code, owner="a", timeout=10)
+        assert (result.status, result.stdout) == (CellStatus.OK, f"{exit_code}\n"), name
+        assert result.stderr.endswith(shown), name
+        assert bool(result.stderr) == bool(shown), name
+        assert ("Traceback" in result.stderr) == shown.startswith(("ValueError", "Keyboard")), name
+        assert still_answers(registry).kernel.reused, name
+
+
+def test_what_a_task_raises_is_the_error_of_the_cell_that_awaits_it(registry: BlockingRegistry) -> None:
+    registry.execute("import asyncio\nz = 1", owner="a")
+    for wait in ("asyncio.gather(f())", "asyncio.create_task(f())", "asyncio.wait_for(f(), 5)"):
+        code = f"async def f(): raise KeyboardInterrupt\nawait {wait}"
+        result = registry.execute(code, owner="a", timeout=10)
+        assert (result.status, result.kernel.ended) == (CellStatus.ERROR, False), wait
+        assert result.error is not None
+        assert result.error.ename == "KeyboardInterrupt"
+        assert still_answers(registry).kernel.reused, wait
+    assert registry.execute("z", owner="a").value == "1"
+
+
+def test_an_exit_in_a_task_that_the_cell_awaits_is_the_cells(registry: BlockingRegistry) -> None:
+    code = "import asyncio\nasync def f(): raise SystemExit(3)\nawait asyncio.create_task(f())"
+    result = registry.execute(code, owner="a", timeout=10)
+    assert (result.status, result.exit_code, result.kernel.ended) == (CellStatus.EXITED, 3, True)
+    assert still_answers(registry).kernel.lost is Loss.EXITED
+
+
+ENDLESS = {
+    "stop": "asyncio.get_event_loop().stop()",
+    "stop and wait": "asyncio.get_event_loop().stop(); await asyncio.sleep(0.1)",
+    "stop later": "asyncio.get_event_loop().call_later(0.01, asyncio.get_event_loop().stop)",
+    "a task that nobody awaits": "async def f(): raise KeyboardInterrupt\nt = asyncio.create_task(f())",
+    "an exit that nobody awaits": "async def f(): raise SystemExit(3)\nt = asyncio.create_task(f())",
+    "a callback": "def f(): raise KeyboardInterrupt\nasyncio.get_event_loop().call_soon(f); None",
+}
+
+
+def test_the_kernel_serves_on_when_its_loop_is_stopped(registry: BlockingRegistry) -> None:
+    registry.execute("import asyncio\nz = 1", owner="a")
+    for name, code in ENDLESS.items():
+        result = registry.execute(code, owner="a", timeout=10)
+        assert (result.status, result.kernel.ended) == (CellStatus.OK, False), name
+        assert registry.execute("await asyncio.sleep(0.1); z", owner="a", timeout=10).value == "1", name
+        assert still_answers(registry).kernel.reused, name
+
+
+def test_a_signal_handler_that_exits_between_two_cells_ends_the_kernel(registry: BlockingRegistry) -> None:
+    registry.execute(
+        "import signal, sys; _ = signal.signal(signal.SIGUSR1, lambda *_: sys.exit(7))", owner="a"
+    )
+    (info,) = registry.kernels()
+    assert info.pid is not None
+    kernel = psutil.Process(info.pid)
+    kernel.send_signal(signal.SIGUSR1)
+    assert traces.eventually(lambda: traces.is_gone(kernel))
+    assert still_answers(registry).kernel.lost is not None

@@ -1,5 +1,7 @@
 """Cells that fail, or that ask for somebody to type: an error, at once, and the kernel is kept."""
 
+import sys
+
 import pytest
 
 from hermes_kernel import BlockingRegistry, CellStatus
@@ -195,3 +197,49 @@ def test_rich_reprs_that_fail_or_lie_do_not_hurt(registry: BlockingRegistry) -> 
         assert result.status is CellStatus.ERROR or "R!" in result.text, method
         result.to_json().encode()
         still_answers(registry)
+
+
+HUGE = {
+    "text": ("raise ValueError('h' * 70_000_000 + 't')", "ValueError"),
+    "notes": ("e = OSError('h'); e.add_note('n' * 70_000_000); raise e", "OSError"),
+    "name": ("raise type('N' * 70_000_000, (Exception,), {})", "N" * 50),
+    "cause": ("try: raise ValueError('h' * 70_000_000)\nexcept ValueError: raise KeyError('k')", "KeyError"),
+    "syntax": ("x = '" + "s" * 5_000_000, "SyntaxError"),
+}
+
+
+def test_an_exception_that_is_huge_is_an_error_and_no_more(registry: BlockingRegistry) -> None:
+    registry.execute("z = 1", owner="a")
+    for name, (code, ename) in HUGE.items():
+        if "add_note" in code and sys.version_info < (3, 11):
+            continue
+        result = registry.execute(code, owner="a", timeout=60)
+        assert (result.status, result.kernel.ended) == (CellStatus.ERROR, False), name
+        assert result.error is not None
+        assert result.error.ename.startswith(ename), name
+        assert len(result.text) < 51_000, name
+        assert registry.execute("z", owner="a").value == "1", name
+
+
+IN_THREADS = {
+    "thread": (
+        "import threading\ndef f(): 1/0\nt = threading.Thread(target=f); t.start(); t.join()",
+        CellStatus.OK,
+    ),
+    "pool": (
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "with ThreadPoolExecutor() as pool: pool.submit(lambda: 1/0).result()",
+        CellStatus.ERROR,
+    ),
+    "await": ("import asyncio\nawait asyncio.to_thread(lambda: 1/0)", CellStatus.ERROR),
+}
+
+
+def test_an_error_in_a_thread_shows_no_frame_of_ours(registry: BlockingRegistry) -> None:
+    for name, (code, status) in IN_THREADS.items():
+        result = registry.execute(code, owner="a", timeout=10)
+        assert result.status is status, name
+        assert "ZeroDivisionError" in result.text, name
+        assert "<cell" in result.text, name
+        for ours in ("hermes_kernel/", "ipykernel/", "run_in_cell"):
+            assert ours not in result.text, name

@@ -1,8 +1,14 @@
 """Nothing that a cell writes breaks its kernel or its result, and nothing of it is lost."""
 
+import re
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 
-from hermes_kernel import BlockingRegistry, CellStatus
+from hermes_kernel import BlockingRegistry, CellResult, CellStatus, Limits
 
 from .test_cells_basics import still_answers
 
@@ -168,3 +174,100 @@ def test_a_child_that_keeps_the_streams_does_not_keep_the_cell(registry: Blockin
     assert (result.status, result.stdout.split()) == (CellStatus.OK, ["done"])
     assert result.duration < 4
     assert still_answers(registry).kernel.reused
+
+
+ALARMS = """
+import signal
+
+class Alarm(Exception): pass
+
+def ring(*_): raise Alarm
+
+signal.signal(signal.SIGALRM, ring)
+caught = lines = 0
+while caught < 100:
+    signal.setitimer(signal.ITIMER_REAL, 0.003)
+    try:
+        while True:
+            print(f"<{lines}>", flush=lines % 50 == 0)
+            lines += 1
+    except Alarm:
+        caught += 1
+lines
+"""
+
+
+def test_a_signal_handler_that_raises_while_a_cell_prints_loses_nothing(
+    make_registry: Callable[..., BlockingRegistry], tmp_path: Path
+) -> None:
+    registry = make_registry(limits=Limits(spill_dir=str(tmp_path / "spill")))
+    result = registry.execute(ALARMS, owner="a", timeout=60)
+    assert result.status is CellStatus.OK, result.text
+    shown = Counter(re.findall(r"<(\d+)>", all_of(result)))
+    lines = int(result.value or 0)
+    assert [n for n in range(lines) if str(n) not in shown] == []
+    # A line is printed again if the alarm comes between its text and the count.
+    assert sum(shown.values()) - len(shown) <= 100
+
+
+def all_of(result: CellResult) -> str:
+    if result.truncation.spill_path is None:
+        return result.stdout
+    return Path(result.truncation.spill_path).read_text(encoding="utf-8")
+
+
+OWN_STREAMS = {
+    "wrapper": "sys.stdout = io.TextIOWrapper(sys.stdout.buffer, encoding='utf-8')",
+    "descriptor": "sys.stdout = open(os.dup(1), 'w')",
+    "kept wrapper": "w = sys.stdout = io.TextIOWrapper(sys.stdout.buffer, encoding='utf-8')",
+    "with an error": "w = sys.stdout = open(os.dup(1), 'w'); print('hello'); 1/0",
+}
+
+
+def test_what_a_stream_of_the_cells_own_has_buffered_is_the_cells(registry: BlockingRegistry) -> None:
+    registry.execute("import io, os, sys", owner="a")
+    for name, code in OWN_STREAMS.items():
+        assert registry.execute(f"{code}\nprint('hello')", owner="a").stdout == "hello\n", name
+        assert registry.execute("import gc; gc.collect(); None", owner="a").stdout == "", name
+
+
+BROKEN_STREAMS = {
+    "nothing": "sys.stdout = sys.stderr = None",
+    "a number": "sys.stdout = 3",
+    "closed": "sys.stdout = open(os.devnull, 'w'); sys.stdout.close()",
+    "flush raises": "class S:\n    def flush(self): raise KeyboardInterrupt\nsys.stdout = S()",
+    "flush exits": "class S:\n    def flush(self): raise SystemExit(3)\nsys.stderr = S()",
+    "no flush": "class S:\n    def __getattr__(self, name): raise ValueError(name)\nsys.stdout = S()",
+}
+
+
+def test_a_stream_of_the_cells_own_that_cannot_be_flushed_does_not_hurt(registry: BlockingRegistry) -> None:
+    registry.execute("import os, sys", owner="a")
+    for name, code in BROKEN_STREAMS.items():
+        result = registry.execute(code, owner="a", timeout=10)
+        assert result.status in {CellStatus.OK, CellStatus.ERROR}, name  # IPython flushes them too
+        assert still_answers(registry).kernel.reused, name
+    assert registry.execute("print('x')", owner="a").stdout == "x\n"
+
+
+@pytest.mark.parametrize("write", ["sys.stdout.buffer.write", "os.write"])
+def test_half_a_character_stays_in_its_cell(registry: BlockingRegistry, write: str) -> None:
+    registry.execute("import os, sys", owner="a")
+    first = "1, " if write == "os.write" else ""
+    half = registry.execute(f"{write}({first}b'ab\\xe2\\x82'); None", owner="a")
+    assert (half.stdout, half.truncation.bytes_total) == ("ab\\xe2\\x82", 4)
+    after = registry.execute(f"{write}({first}b'ef'); None", owner="a")
+    assert (after.stdout, after.truncation.bytes_total) == ("ef", 2)
+
+
+def test_streams_that_alternate_very_often_cost_little_and_lose_nothing(registry: BlockingRegistry) -> None:
+    registry.execute("import sys", owner="a")
+    code = "for i in range(20_000): sys.stdout.write('a'); sys.stderr.write('b')\nNone"
+    began = time.monotonic()
+    result = registry.execute(code, owner="a", timeout=60)
+    assert result.status is CellStatus.OK
+    assert time.monotonic() - began < 4
+    assert "missing" not in (result.warning or "")
+    assert result.truncation.bytes_total == 40_000
+    assert result.stdout == "a" * 20_000
+    assert result.text.startswith("ab" * 400)

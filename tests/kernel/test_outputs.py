@@ -6,6 +6,7 @@ import signal
 import struct
 import sys
 import threading
+from array import array
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -16,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jupyter_client.session import Session
 
-from hermes_kernel.kernel.outputs import FLOOD, SEND_AT, OutputLog
+from hermes_kernel.kernel.outputs import EXACT, FLOOD, SEND_AT, OutputLog
 from hermes_kernel.kernel.rest import READ_SIZE, RING, Rest
 from hermes_kernel.kernel.streams import HermesOutStream
 
@@ -40,6 +41,8 @@ class FakeIOPub:
         self.io_loop = Later()
         self.thread = threading.Thread()
         self.sent: list[list[bytes]] = []
+        self.closed = False
+        self.socket = self
 
     def schedule(self, f: Callable[[], None]) -> None:
         f()
@@ -396,3 +399,91 @@ def test_a_trace_function_that_prints_each_line_loses_nothing() -> None:
     assert re.findall(r"T\d{6}\n", out) == [f"T{n + 1:06}\n" for n in range(calls)]
     assert re.findall(r"H\d{6}\n", out) == [f"H{n:06}\n" for n in range(50)]
     assert len(err) == 8 * calls
+
+
+@pytest.mark.parametrize("data", [5, None, "text", 1.5])
+def test_a_stream_for_bytes_takes_bytes_alone(data: object) -> None:
+    wire = Wire()
+    with pytest.raises(TypeError):
+        wire.stdout.buffer.write(data)
+    for data in (b"a", bytearray(b"b"), memoryview(b"c"), array("B", b"d")):
+        assert wire.stdout.buffer.write(data) == 1
+    wire.log.flush()
+    assert wire.texts() == [("stdout", "abcd")]
+
+
+def test_half_a_character_is_an_escape_when_its_cell_ends() -> None:
+    wire = Wire()
+    header = Session().msg("execute_request")
+    wire.stdout.set_parent(header)
+    wire.stdout.buffer.write(b"ab\xe2\x82")
+    wire.stdout.end_character()
+    assert wire.log.finish(header["header"]["msg_id"])["stdout"] == 4
+    assert wire.texts() == [("stdout", "ab\\xe2\\x82")]
+    wire.stdout.buffer.write(b"\xac")
+    wire.log.flush()
+    assert wire.texts()[1:] == [("stdout", "\\xac")]
+
+
+class Interrupted(Exception):
+    pass
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before it is handed over", "after"])
+def test_text_whose_sending_is_interrupted_is_sent_later_and_once(
+    monkeypatch: pytest.MonkeyPatch, after: bool
+) -> None:
+    wire = Wire()
+    for n in range(5):
+        wire.stdout.write(f"out {n}\n")
+        wire.stderr.write(f"err {n}\n")
+    schedule, calls = wire.iopub.schedule, 0
+
+    def interrupted(f: Callable[[], None]) -> None:
+        nonlocal calls
+        calls += 1
+        if calls != 4 or after:
+            schedule(f)
+        if calls == 4:
+            raise Interrupted
+
+    monkeypatch.setattr(wire.iopub, "schedule", interrupted)
+    with pytest.raises(Interrupted):
+        wire.log.flush()
+    wire.stdout.write("more\n")
+    wire.log.flush()
+    wanted = [(name, f"{name[3:]} {n}\n") for n in range(5) for name in ("stdout", "stderr")]
+    assert wire.texts() == [*wanted, ("stdout", "more\n")]
+    assert [end for name, _, end in wire.messages() if name == "stdout"] == [6, 12, 18, 24, 30, 35]
+
+
+def test_streams_that_alternate_very_often_are_told_apart_less_finely_and_lose_nothing() -> None:
+    wire = Wire()
+    header = Session().msg("execute_request")
+    for stream in (wire.stdout, wire.stderr):
+        stream.set_parent(header)
+    for n in range(5000):
+        wire.stdout.write(f"out {n}\n")
+        wire.stderr.write(f"err {n}\n")
+        if n == 4000:
+            wire.log.flush()
+    counts = wire.log.finish(header["header"]["msg_id"])
+    texts = wire.texts()
+    exact = [(name, f"{name[3:]} {n}\n") for n in range(EXACT // 2 - 1) for name in ("stdout", "stderr")]
+    assert texts[: EXACT - 2] == exact
+    assert len(texts) <= EXACT + 4
+    for name in ("stdout", "stderr"):
+        whole = "".join(f"{name[3:]} {n}\n" for n in range(5000))
+        assert "".join(text for stream, text in texts if stream == name) == whole
+        assert counts[name] == len(whole)
+        ends = [end for stream, _, end in wire.messages() if stream == name]
+        assert ends == sorted(ends)
+        assert ends[-1] == len(whole)
+    fresh = Session().msg("execute_request")
+    for stream in (wire.stdout, wire.stderr):
+        stream.set_parent(fresh)
+    for _ in range(3):
+        wire.stdout.write("o")
+        wire.stderr.write("e")
+    wire.log.flush()
+    assert wire.texts()[len(texts) :] == [("stdout", "o"), ("stderr", "e")] * 3
