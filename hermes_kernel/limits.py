@@ -91,7 +91,7 @@ class Limits:
         if self.memory_limit is not None:
             _check_count("memory_limit", self.memory_limit, at_least=SMALLEST_MEMORY)
         if not isinstance(self.require_isolation, bool):
-            raise ConfigError(f"require_isolation={self.require_isolation!r}: give True or False")
+            raise ConfigError(f"require_isolation={shown(self.require_isolation)}: give True or False")
         _check_choice("isolation", self.isolation, _ISOLATION)
         _check_choice("start_method", self.start_method, _START_METHODS)
         for name in ("output_bytes", "stderr_bytes", "spill_bytes"):
@@ -104,13 +104,23 @@ class Limits:
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> "Limits":
         """Build Limits from a configuration; raises ConfigError for a key that is none of its fields."""
+        if not isinstance(values, Mapping):
+            raise ConfigError(f"limits are a {type(values).__name__}; give a mapping of names to values")
         known = [field.name for field in fields(cls)]
         for key in values:
             if key not in known:
-                near = difflib.get_close_matches(str(key), known, n=1)
+                near = difflib.get_close_matches(key, known, n=1) if isinstance(key, str) else []
                 hint = f"did you mean {near[0]!r}?" if near else f"known are: {', '.join(known)}"
-                raise ConfigError(f"unknown limit {key!r}: {hint}")
+                raise ConfigError(f"unknown limit {shown(key)}: {hint}")
         return cls(**values)
+
+
+def shown(value: object) -> str:
+    """Return how a value is shown to whoever gave it, also if it is a number that Python does not write."""
+    try:
+        return repr(value)
+    except ValueError:
+        return f"<{type(value).__name__} of too many digits>"
 
 
 def not_available(name: str, value: object) -> ConfigError:
@@ -131,7 +141,7 @@ def checked_call_limit(name: str, value: object) -> int | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ConfigError(f"{name}={value!r}: give a whole number, 0 or more, or None for no limit")
+        raise ConfigError(f"{name}={shown(value)}: give a whole number, 0 or more, or None for no limit")
     return value
 
 
@@ -149,14 +159,14 @@ def _checked_seconds(name: str, value: object, *, finite: bool = True) -> float:
 
 def _check_count(name: str, value: object, *, at_least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
-        raise ConfigError(f"{name}={value!r}: give a whole number, {at_least} or more")
+        raise ConfigError(f"{name}={shown(value)}: give a whole number, {at_least} or more")
 
 
 def _checked_directory(name: str, value: object) -> str:
     """Return the absolute path of a directory, which need not be there yet; raises ConfigError."""
     path = str(value) if isinstance(value, str | PurePath) else ""
     if not path or "\0" in path:
-        raise ConfigError(f"{name}={value!r}: give the path of a directory")
+        raise ConfigError(f"{name}={shown(value)}: give the path of a directory")
     try:
         path.encode("utf-8", "surrogateescape")
         return str(Path(path).expanduser().absolute())
@@ -167,4 +177,4 @@ def _checked_directory(name: str, value: object) -> str:
 
 def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     if value not in choices:
-        raise ConfigError(f"{name}={value!r} is not one of {', '.join(map(repr, choices))}")
+        raise ConfigError(f"{name}={shown(value)} is not one of {', '.join(map(repr, choices))}")

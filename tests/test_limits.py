@@ -33,6 +33,7 @@ PROCESS = {"memory_limit": 2**30, "require_isolation": True, "spare_kernels": 0,
 TIMES = ("start_timeout", "timeout", "interrupt_grace", "idle_grace")
 NOT_A_TIME: list[Any] = [-1, -0.001, -math.inf, math.nan, "5", "", b"5", True, False, [], {}, 1j, UNSET]
 HUGE = 10**400
+UNWRITABLE = -(10**5000)  # has more digits than Python writes
 
 
 def test_the_defaults_are_the_documented_ones() -> None:
@@ -55,6 +56,14 @@ def test_what_is_no_time_is_refused_with_its_name(name: str, value: Any) -> None
 def test_a_whole_number_beyond_all_floats_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=name):
         Limits(**{name: HUGE})
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_a_number_with_more_digits_than_python_writes_is_refused_like_others(name: str) -> None:
+    with pytest.raises(ConfigError, match=name):
+        Limits(**{name: UNWRITABLE})
+    with pytest.raises(ConfigError, match="unknown limit"):
+        Limits.from_mapping({UNWRITABLE: 1})  # type: ignore[dict-item]
 
 
 @pytest.mark.parametrize("name", ["start_timeout", "interrupt_grace", "idle_grace"])
@@ -178,6 +187,12 @@ def test_a_key_like_no_other_is_refused_with_all_known_names(key: Any) -> None:
     with pytest.raises(ConfigError, match="unknown limit") as refused:
         Limits.from_mapping({key: 5})
     assert "timeout" in str(refused.value)
+
+
+@pytest.mark.parametrize("values", [None, ["timeout"], "timeout", 3, Limits()], ids=repr)
+def test_limits_are_built_from_a_mapping_and_nothing_else(values: Any) -> None:
+    with pytest.raises(ConfigError, match=f"a {type(values).__name__}; give a mapping"):
+        Limits.from_mapping(values)
 
 
 def test_the_values_of_a_mapping_are_checked() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import contextvars
 import difflib
+import inspect
 import os
 import sys
 import threading
@@ -18,14 +19,14 @@ from ..cell.tools import ToolSet
 from ..cell.transcript import Transcript, checked_transcript
 from ..errors import ConfigError
 from ..lifecycle.key import KernelKey, Owner
-from ..limits import UNSET, Limits, Unset, checked_call_limit, checked_time_limit, not_available
+from ..limits import UNSET, Limits, Unset, checked_call_limit, checked_time_limit, not_available, shown
 from ..process import interpreter
 from ..process.environment import EnvPolicy, scrub
 from ..process.local import check_cwd, environment_now
 from ..process.staging import check_socket_dir
 from .cleaning import checked_secrets, cleaner_for
 from .events import EventPump
-from .grant import SERVING, CellTools
+from .grant import CellTools, kernels_that_wait
 from .handlers import HandlerLoop
 from .observe import Observed
 from .transcript import check_transcript_place
@@ -170,18 +171,9 @@ class RegistryOptions:
         bootstrap = given.get("bootstrap")
         if bootstrap is not None and not isinstance(bootstrap, str):
             raise ConfigError(f"bootstrap is a {type(bootstrap).__name__}; give Python source as a string")
-        resolve_env = given.get("resolve_env")
-        if resolve_env is not None and not callable(resolve_env):
-            raise ConfigError(f"resolve_env={resolve_env!r} cannot be called; give a function")
-        build_env = given.get("build_env")
-        if build_env is not None and not callable(build_env):
-            raise ConfigError(f"build_env={build_env!r} cannot be called; give a function")
-        capture = given.get("capture_context")
-        if capture is not None and not callable(capture):
-            raise ConfigError(f"capture_context={capture!r} cannot be called; give a function")
-        clean = given.get("clean")
-        if clean is not None and not callable(clean):
-            raise ConfigError(f"clean={clean!r} cannot be called; give a function")
+        for name in ("resolve_env", "build_env", "capture_context", "clean"):
+            if given.get(name) is not None:
+                _check_function(name, given[name])
         given["secrets"] = checked_secrets(given.get("secrets", ()))
         given["env_passthrough"] = _checked_passthrough(given.get("env_passthrough", ()))
         given["transcript"] = checked_transcript(given.get("transcript"))
@@ -235,7 +227,7 @@ class RegistryOptions:
             tools=self._tools(given, loop, events, cleaner),
             events=events,
             cleaner=cleaner,
-            serving=SERVING.get(),
+            serving=kernels_that_wait(),
         )
         return _observed(call, Observed.begin(key))  # nothing is refused here any more
 
@@ -359,8 +351,21 @@ def _checked_runner(runner: Any) -> Callable[[Callable[[], Any]], Any]:
     return checked
 
 
+def _check_function(name: str, given: object) -> None:
+    """Refuse what cannot be called, and what is async: whatever it would say, what it returns is true."""
+    if not callable(given):
+        raise ConfigError(f"{name}={shown(given)} cannot be called; give a function")
+    if any(map(_is_async, (given, type(given).__call__))):
+        raise ConfigError(f"{name}={given!r} is async, and nobody would wait for it; give a plain function")
+
+
+def _is_async(function: object) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
+
+
 def _checked_passthrough(given: Any) -> tuple[str, ...] | Callable[[str], bool]:
     if callable(given):
+        _check_function("env_passthrough", given)
         function: Callable[[str], bool] = given
         return function
     if isinstance(given, str):
@@ -377,7 +382,7 @@ def _checked_passthrough(given: Any) -> tuple[str, ...] | Callable[[str], bool]:
 
 def _checked_switch(name: str, value: object) -> bool:
     if not isinstance(value, bool):
-        raise ConfigError(f"{name}={value!r}: give True or False")
+        raise ConfigError(f"{name}={shown(value)}: give True or False")
     return value
 
 

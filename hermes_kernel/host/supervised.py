@@ -5,6 +5,7 @@ import asyncio
 from ..process.launch import Ended, Interpreter, KernelExit, KernelHandle, Launched, Launcher, LaunchSpec
 from .supervisor import Supervisor
 
+KILL_TIMEOUT = 5.0  # seconds for the tree of a kernel that nobody wants to be gone
 MARGIN = 4.0  # seconds that a launcher may take beyond the duration that it was given, to look for leftovers
 
 
@@ -14,6 +15,7 @@ class SupervisedLauncher:
     def __init__(self, supervisor: Supervisor, launcher: Launcher) -> None:
         self._supervisor = supervisor
         self._launcher = launcher
+        self._undoing: set[asyncio.Task[Ended]] = set()
         supervisor.on_close(launcher.close)
 
     @property
@@ -26,8 +28,13 @@ class SupervisedLauncher:
         return await self._supervisor.run(self._launcher.probe(python, timeout=timeout))
 
     async def launch(self, spec: LaunchSpec) -> Launched:
-        """See Launcher."""
-        return await self._supervisor.run(self._launcher.launch(spec))
+        """See Launcher. If the caller is cancelled, on whatever loop, nothing is left of the kernel."""
+        launch = _Launch(self._launcher, self._undoing)
+        try:
+            return await self._supervisor.run(launch.run(spec))
+        except asyncio.CancelledError:
+            self._supervisor.call(launch.undo)
+            raise
 
     async def ended(self, handle: KernelHandle) -> KernelExit:
         """See Launcher."""
@@ -59,3 +66,36 @@ class SupervisedLauncher:
     async def close(self) -> None:
         """See Launcher."""
         await self._supervisor.run(self._launcher.close())
+
+
+class _Launch:
+    """A launch on the supervisor's loop, whose caller may be cancelled on another one."""
+
+    def __init__(self, launcher: Launcher, undoing: "set[asyncio.Task[Ended]]") -> None:
+        self._launcher = launcher
+        self._undoing = undoing
+        self._is_wanted = True
+        self._begun: asyncio.Task[Launched] | None = None
+
+    async def run(self, spec: LaunchSpec) -> Launched:
+        """Launch the kernel, unless that is unwanted by now."""
+        if not self._is_wanted:
+            raise asyncio.CancelledError
+        self._begun = asyncio.create_task(self._launcher.launch(spec))
+        return await self._begun
+
+    def undo(self) -> None:
+        """Cancel what has begun; it may be too late for that, then the kernel is ended."""
+        self._is_wanted = False
+        if self._begun is None:
+            return
+        if not self._begun.cancelling():
+            self._begun.cancel()
+        self._begun.add_done_callback(self._end)
+
+    def _end(self, launched: "asyncio.Task[Launched]") -> None:
+        if not launched.cancelled() and launched.exception() is None:
+            end = self._launcher.end(launched.result().handle, timeout=KILL_TIMEOUT)
+            ending = asyncio.create_task(end)
+            self._undoing.add(ending)
+            ending.add_done_callback(self._undoing.discard)

@@ -254,8 +254,9 @@ class Transcripts:
 def check_transcript_place(transcript: Transcript) -> None:
     """Refuse what no notebook can be written to, before anything is started; raises ConfigError."""
     try:
+        os.fsencode(transcript.path)
         problem = _place_problem(transcript)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # it may be a name that no file can have
         problem = f"cannot be looked at: {error}; give another path"
     if problem is not None:
         raise ConfigError(f"transcript={str(transcript.path)!r} {problem}")

@@ -18,6 +18,7 @@ from .lock import SAFELY, is_own, lock
 
 SUFFIX = ".lease"
 MAX_RECORD = 64 * 1024
+TRIES = 8  # to make a lease that others take away
 NOBODY = "0" * 32
 """The mark of a warden that was forked: it is no kernel's, see ``hermes_kernel.sidecar.zygote``."""
 
@@ -37,22 +38,18 @@ class Lease:
 
     @classmethod
     def take(cls, path: Path) -> "Lease":
-        """Make the file and lock it; raises LeaseHeldError if somebody who lives has it, OSError."""
-        while True:
-            try:
-                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | SAFELY, 0o600)
-                is_new = True
-            except FileExistsError:
-                descriptor = os.open(path, os.O_RDWR | SAFELY)
-                is_new = False
-            if is_new:  # a sweep that looks at it between the two steps takes it for dead, and removes it
-                lock(descriptor, waits=True)
-            elif not lock(descriptor):
-                os.close(descriptor)
-                raise LeaseHeldError(f"{path} is held: that kernel lives")
+        """Make the file, with its lock; raises LeaseHeldError if somebody else has that, OSError.
+
+        Nobody is waited for: whoever has the lock may be a cell that keeps it.
+        """
+        for _ in range(TRIES):
+            descriptor = _take_once(path)
+            if descriptor is None:
+                continue
             if _is_at(descriptor, path):
                 return cls(path, descriptor)
             os.close(descriptor)
+        raise LeaseHeldError(f"{path} is held: others take it or its lock each time")
 
     @classmethod
     def take_dead(cls, path: Path) -> "Lease | None":
@@ -133,6 +130,60 @@ def cookie_of(record: Mapping[str, Any]) -> str | None:
     cookie = record.get("cookie")
     is_one = isinstance(cookie, str) and _COOKIE.fullmatch(cookie) is not None and cookie != NOBODY
     return cookie if is_one else None
+
+
+def _take_once(path: Path) -> int | None:
+    """Return the locked file, new or of somebody who has ended; None if it has just been taken away.
+
+    Raises LeaseHeldError if somebody who lives has it, OSError.
+    """
+    try:
+        return _make(path)
+    except FileExistsError:
+        pass  # somebody has it, or had it
+    try:
+        descriptor = os.open(path, os.O_RDWR | SAFELY)
+    except FileNotFoundError:
+        return None
+    if not lock(descriptor):
+        os.close(descriptor)
+        raise LeaseHeldError(f"{path} is held: that kernel lives")
+    return descriptor
+
+
+if sys.platform == "win32":  # where a file that is open cannot be given another name
+
+    def _make(path: Path) -> int | None:
+        """Make the file and lock it; None if somebody was faster. Raises FileExistsError, OSError."""
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | SAFELY, 0o600)
+        if lock(descriptor):
+            return descriptor
+        os.close(descriptor)
+        return None
+
+else:
+
+    def _make(path: Path) -> int | None:
+        """Make the file, which has its lock before its name: a sweep takes for dead what has none.
+
+        None if somebody was faster with the lock, or has removed it. Raises FileExistsError, OSError.
+        """
+        # If this process ends here, the next sweep removes what has such a name.
+        aside = path.with_name(f".{path.name}.{os.urandom(4).hex()}0")
+        descriptor = os.open(aside, os.O_RDWR | os.O_CREAT | os.O_EXCL | SAFELY, 0o600)
+        is_made = False
+        try:
+            if lock(descriptor):
+                os.link(aside, path)
+                is_made = True
+        except FileNotFoundError:  # a sweep has taken it for a leftover
+            return None
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(aside)
+            if not is_made:
+                os.close(descriptor)
+        return descriptor if is_made else None
 
 
 def _is_at(descriptor: int, path: Path) -> bool:

@@ -68,6 +68,9 @@ class LocalLauncher:
         self._kernels: dict[KernelHandle, _Kernel] = {}
         self._ended: OrderedDict[KernelHandle, KernelExit] = OrderedDict()
         self._removals: set[asyncio.Future[Any]] = set()
+        self._launching: dict[asyncio.Future[None], asyncio.Task[Any]] = {}
+        self._giving_up: set[asyncio.Task[None]] = set()
+        self._is_closing = False
         # Apart from the threads that make results: a cell may have left files for minutes.
         self._remover = ThreadPoolExecutor(REMOVERS, "hermes-kernel-remover")
         self._interpreters: dict[str, Interpreter] = {}
@@ -94,6 +97,21 @@ class LocalLauncher:
 
     async def launch(self, spec: LaunchSpec) -> Launched:
         """Make the kernel's directory and start its process."""
+        over = asyncio.get_running_loop().create_future()
+        self._launching[over] = task = _current_task()
+        try:
+            return await self._launch(spec)
+        except asyncio.CancelledError:
+            if self._is_closing and task.uncancel() == 0:  # close() alone has cancelled it
+                raise _closed() from None
+            raise
+        finally:
+            del self._launching[over]
+            over.set_result(None)
+
+    async def _launch(self, spec: LaunchSpec) -> Launched:
+        if self._is_closing:
+            raise _closed()
         python = await self.probe(spec.python, timeout=min(PROBE_TIMEOUT, spec.timeout))
         cwd = None if spec.cwd is None else check_cwd(spec.cwd)
         try:
@@ -165,7 +183,12 @@ class LocalLauncher:
         self._remove_in_background(sweep)
 
     async def close(self) -> None:
-        """End every kernel, and wait for the removal of what they have left."""
+        """End every kernel, and wait for the removal of what they have left. Nothing is launched any more."""
+        self._is_closing = True
+        for task in self._launching.values():
+            task.cancel()
+        if under_way := {*self._launching, *self._giving_up}:
+            await asyncio.wait(under_way, timeout=CLOSE_TIMEOUT)
         await asyncio.gather(*(self.end(handle, timeout=KILL_TIMEOUT) for handle in list(self._kernels)))
         await self._trees.close()
         self._remove_in_background(remove_retired)
@@ -256,8 +279,7 @@ class LocalLauncher:
             await seat.tree.start(tree_spec, staging.lease.descriptor)
             _write_session(staging, spec, seat.tree, isolation, tree_spec.cwd, published)
         except BaseException as error:
-            await seat.give_up(timeout=KILL_TIMEOUT)
-            await self._trees.discard_spares()
+            await self._give_up(seat)
             if isinstance(error, ValueError | TypeError):  # a NUL, or what is no text
                 what = f"the command or the environment of the kernel is wrong: {error}"
                 raise ConfigError(what) from error
@@ -270,6 +292,18 @@ class LocalLauncher:
                 notes.append(f"not published for people: {error}")
                 published = None
         return seat, tree_spec.argv, published
+
+    async def _give_up(self, seat: Seat) -> None:
+        """End what has been begun, also if whoever wants that is cancelled meanwhile."""
+
+        async def end() -> None:
+            await seat.give_up(timeout=KILL_TIMEOUT)
+            await self._trees.discard_spares()
+
+        ending = asyncio.create_task(end())
+        self._giving_up.add(ending)
+        ending.add_done_callback(self._giving_up.discard)
+        await asyncio.shield(ending)
 
     def _watch(self, handle: KernelHandle, begun: "_Begun") -> None:
         staging, process = begun.seat.staging, begun.seat.tree
@@ -328,6 +362,17 @@ class _Begun:
     isolation: str
     notes: tuple[str, ...]
     published: Path | None
+
+
+def _current_task() -> "asyncio.Task[Any]":
+    task = asyncio.current_task()
+    if task is None:
+        raise RuntimeError("a coroutine is run by no task")
+    return task
+
+
+def _closed() -> KernelStartError:
+    return KernelStartError("no kernel is started any more: what starts them has been closed")
 
 
 def reason_not_to_fork(spec: LaunchSpec) -> str | None:

@@ -9,11 +9,11 @@ if sys.platform == "win32":
     FAR = 1 << 30  # a byte that nobody reads: a locked one can be read by nobody else
     SAFELY = os.O_BINARY | os.O_NOINHERIT
 
-    def lock(descriptor: int, *, waits: bool = False) -> bool:
-        """Take the lock, if nobody has it, or (*waits*) when nobody has it; return whether it is ours."""
+    def lock(descriptor: int) -> bool:
+        """Take the lock, if nobody has it; return whether it is ours. Whoever has it is not waited for."""
         os.lseek(descriptor, FAR, os.SEEK_SET)
         try:
-            msvcrt.locking(descriptor, msvcrt.LK_LOCK if waits else msvcrt.LK_NBLCK, 1)
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
         except OSError:
             return False
         return True
@@ -27,10 +27,10 @@ else:
 
     SAFELY = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
-    def lock(descriptor: int, *, waits: bool = False) -> bool:
-        """Take the lock, if nobody has it, or (*waits*) when nobody has it; return whether it is ours."""
+    def lock(descriptor: int) -> bool:
+        """Take the lock, if nobody has it; return whether it is ours. Whoever has it is not waited for."""
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX if waits else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
         return True

@@ -39,10 +39,13 @@ class NurserySeat(Seat):
     retire: Callable[[Zygote], None]
 
     async def give_up(self, *, timeout: float) -> None:
-        """End the tree and remove the directory; a zygote that has forked nothing may hang, and goes too."""
-        self.zygote.has_served = self.zygote.has_served or self.tree.is_prepared
-        if not self.zygote.has_served:
+        """End the tree and remove the directory; a zygote that has not answered may hang, and goes too."""
+        if not self.tree.has_answer:
             self.retire(self.zygote)
+        await self.hand_back(timeout=timeout)
+
+    async def hand_back(self, *, timeout: float) -> None:
+        """End the tree and remove the directory, as of a zygote that was given no time to answer."""
         await super().give_up(timeout=timeout)
 
 
@@ -61,6 +64,7 @@ class Nursery:
         self._filling: asyncio.Task[None] | None = None
         self._stopped: set[asyncio.Task[None]] = set()  # filling that has been cancelled and is not over
         self._leaving: set[asyncio.Task[None]] = set()
+        self._ending: set[asyncio.Task[None]] = set()  # trees that nobody wants any more
         self._release: asyncio.TimerHandle | None = None
         self._closing = False
 
@@ -85,7 +89,10 @@ class Nursery:
         if self._stopped:
             await asyncio.wait(self._stopped)
         spares, self._spares = self._spares, []
-        await asyncio.gather(*(spare.seat.give_up(timeout=SPARE_END_TIMEOUT) for spare in spares))
+        for spare in spares:
+            self._end(spare.seat.give_up(timeout=SPARE_END_TIMEOUT))
+        if self._ending:
+            await asyncio.wait(self._ending)
 
     async def close(self) -> None:
         """End what is kept ready, and the zygotes when their kernels are gone."""
@@ -119,10 +126,11 @@ class Nursery:
                 raise
             await tree.prepare(terms, staging.remains)
         except BaseException:
-            if tree is not None:
-                await tree.end(timeout=SPARE_END_TIMEOUT)
-            staging.lease.close()
-            staging.remove()
+            if tree is None:
+                staging.lease.close()
+                staging.remove()
+            else:
+                await asyncio.shield(self._end(Seat(tree, staging).give_up(timeout=SPARE_END_TIMEOUT)))
             raise
         return NurserySeat(tree, staging, zygote, self._retire)
 
@@ -149,9 +157,11 @@ class Nursery:
         self._in_background(zygote.leave())
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._leaving.add(task)
-        task.add_done_callback(self._leaving.discard)
+        _keep(work, self._leaving)
+
+    def _end(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        """End a tree in a task of its own: whoever wants that may be cancelled before it is over."""
+        return _keep(work, self._ending)
 
     def _take_spare(self, kind: LaunchClass, kernel_id: str) -> "NurserySeat | None":
         for spare in [spare for spare in self._spares if spare.kind == kind]:
@@ -160,12 +170,12 @@ class Nursery:
                 staging = spare.seat.staging.rename(kernel_id)
             except StagingError as error:
                 _log.info("a spare cannot be used: %s", error)
-                self._in_background(spare.seat.give_up(timeout=SPARE_END_TIMEOUT))
+                self._end(spare.seat.give_up(timeout=SPARE_END_TIMEOUT))
                 continue
             seat = replace(spare.seat, staging=staging)
             if not seat.tree.is_gone:
                 return seat
-            self._in_background(seat.give_up(timeout=SPARE_END_TIMEOUT))
+            self._end(seat.give_up(timeout=SPARE_END_TIMEOUT))
         return None
 
     def _plan_spares(self, kind: LaunchClass, program: Program) -> None:
@@ -175,7 +185,7 @@ class Nursery:
         self._filling = asyncio.get_running_loop().create_task(self._fill(kind, program))
 
     def _stop_filling(self) -> None:
-        """Cancel it once: a second time would keep it from cleaning up."""
+        """Cancel it once: whoever discards the spares waits for what it has begun."""
         filling, self._filling = self._filling, None
         if filling is not None and not filling.done():
             filling.cancel()
@@ -186,7 +196,7 @@ class Nursery:
         await asyncio.sleep(SPARE_DELAY)
         for old in [spare for spare in self._spares if spare.kind != kind]:
             self._spares.remove(old)
-            await old.seat.give_up(timeout=SPARE_END_TIMEOUT)
+            await asyncio.shield(self._end(old.seat.give_up(timeout=SPARE_END_TIMEOUT)))
         while len(self._spares) < self._wanted_spares:
             try:
                 seat = await self._new_seat(kind, program, uuid.uuid4().hex, binds=True, waits=True)
@@ -196,12 +206,13 @@ class Nursery:
             try:
                 async with asyncio.timeout(SPARE_TIMEOUT):
                     await seat.tree.bound()
-            except BaseException as error:
-                await seat.give_up(timeout=SPARE_END_TIMEOUT)
-                if not isinstance(error, OSError):  # TimeoutError is one
-                    raise
+            except OSError as error:  # TimeoutError is one
                 _log.info("no kernel can be kept ready: %s", error)
+                await asyncio.shield(self._end(seat.give_up(timeout=SPARE_END_TIMEOUT)))
                 return
+            except BaseException:
+                self._end(seat.hand_back(timeout=SPARE_END_TIMEOUT))
+                raise
             spare = _Spare(kind, seat)
             self._spares.append(spare)
             seat.tree.on_gone(partial(self._on_end, spare))
@@ -210,7 +221,7 @@ class Nursery:
         """A spare's process is gone: by itself, if it is still one."""
         if spare in self._spares:
             self._spares.remove(spare)
-            self._in_background(spare.seat.give_up(timeout=SPARE_END_TIMEOUT))
+            self._end(spare.seat.give_up(timeout=SPARE_END_TIMEOUT))
 
     def _stay(self) -> None:
         if self._release is not None:
@@ -231,3 +242,11 @@ class Nursery:
         await self.discard_spares()
         for zygote in list(self._zygotes.values()):
             self._retire(zygote)
+
+
+def _keep(work: Coroutine[Any, Any, None], tasks: "set[asyncio.Task[None]]") -> "asyncio.Task[None]":
+    """Do *work* in a task of its own, which is among *tasks* until it is over."""
+    task = asyncio.get_running_loop().create_task(work)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
+    return task

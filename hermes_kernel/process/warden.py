@@ -51,9 +51,9 @@ class WardenedTree:
         self._gone.add_done_callback(lambda _: callback())
 
     @property
-    def is_prepared(self) -> bool:
-        """Whether the kernel's process has been forked."""
-        return bool(self.pid)
+    def has_answer(self) -> bool:
+        """Whether it is known that the kernel's process has been forked, or why it is not."""
+        return self._prepared.done()
 
     @property
     def is_gone(self) -> bool:
@@ -187,7 +187,7 @@ class WardenedTree:
         if self._connection.fileno() < 0:
             return
         self._loop.remove_reader(self._connection)
-        self._connection.close()
+        end_connection(self._connection)
         if self._warden_watch is not None:
             os.close(self._warden_watch)
             self._warden_watch = None
@@ -212,6 +212,15 @@ class WardenedTree:
                 os.kill(self.warden, signum)
         except ProcessLookupError:  # it has just ended
             pass
+
+
+def end_connection(connection: socket.socket) -> None:
+    """Close a connection for both ends, whoever else has a descriptor of ours."""
+    try:
+        connection.shutdown(socket.SHUT_RDWR)
+    except OSError as error:  # the other end has closed it
+        _log.debug("a connection has ended: %s", error)
+    connection.close()
 
 
 def _watch(pid: int) -> int | None:

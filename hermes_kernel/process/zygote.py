@@ -4,12 +4,14 @@ import asyncio
 import json
 import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import uuid
 from collections.abc import Callable
+from typing import Any
 
 import psutil
 
@@ -18,7 +20,7 @@ from ..sidecar.system import system
 from .launchclass import Program, ZygoteClass
 from .marked import MARK, end_marked
 from .staging import Staging, remove_trees
-from .warden import WardenedTree, WardenGoneError
+from .warden import WardenedTree, WardenGoneError, end_connection
 
 KERNEL_MODULE = "hermes_kernel.kernel.app"
 PREPARED_MODULE = "hermes_kernel.kernel.prepared"
@@ -41,7 +43,6 @@ class Zygote:
         """Start the process; raises OSError and HermesKernelError, and nothing is left then."""
         self.kind = kind
         self.trees: set[WardenedTree] = set()
-        self.has_served = False
         self.is_leaving = False
         self._said = ""
         self._loop = asyncio.get_running_loop()
@@ -71,6 +72,7 @@ class Zygote:
 
     def fork(self) -> WardenedTree:
         """Have a warden forked; raises OSError, WardenGoneError if the process has ended."""
+        self._wake()
         ours, theirs = socket.socketpair()
         try:
             with theirs:
@@ -91,14 +93,36 @@ class Zygote:
         return self._said or self._staging.log_tail()
 
     async def leave(self) -> None:
-        """Let the process end, which it does when its kernels are gone; it is killed if it has none."""
+        """Let the process end, which it does when its kernels are gone; if it does not then, it is killed."""
         self.is_leaving = True
-        self._control.close()
+        self._hang_up()
+        self._wake()
+        childless: asyncio.Future[Any] = asyncio.gather(*(tree.gone() for tree in self.trees))
+        either: set[asyncio.Future[Any]] = {self.ended, childless}
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            childless.cancel()
+        self._wake()  # it may have been stopped again
         await asyncio.wait({self.ended}, timeout=LEAVE_TIMEOUT)
-        if not self.ended.done() and not self.trees:
+        if not self.ended.done():
             _log.warning("zygote %d does not end: it is killed", self.pid)
-            self._process.kill()
+            self._signal(signal.SIGKILL)
         await asyncio.shield(self.ended)
+
+    def _hang_up(self) -> None:
+        """End the connection, not just our part: a child that the host has forked may have another one."""
+        if self._control.fileno() >= 0:
+            end_connection(self._control)
+
+    def _wake(self) -> None:
+        """Let the process go on: a cell may have stopped it."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, signum: int) -> None:
+        """Signal the process. Not through Popen, which would reap it before we are told of its end."""
+        if not self.is_gone:
+            os.kill(self.pid, signum)
 
     def _execute(self, program: Program, theirs: socket.socket) -> "subprocess.Popen[bytes]":
         env = {**program.env, MARK: self._staging.cookie}
@@ -128,7 +152,7 @@ class Zygote:
         code = self._process.wait()
         for tree in list(self.trees):
             tree.abandon()
-        self._control.close()
+        self._hang_up()
         self._said = self._staging.log_tail()
         gone = self._staging.retire()
         # What ends otherwise than it should has not ended what it started.

@@ -6,9 +6,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -252,7 +253,40 @@ def test_arguments_of_the_wrong_kind_are_refused(make_registry: REGISTRY) -> Non
     registry = make_registry()
     with refused("interrupted", by=registry):
         registry.execute("1", owner="a", interrupted=True)  # type: ignore[arg-type]
+    with refused("max_tool_calls", by=registry):
+        registry.execute("1", owner="a", max_tool_calls=-(10**5000))
     works(registry)
+
+
+class AsyncCallable:
+    async def __call__(self, *_: object) -> bool:
+        return True
+
+
+async def async_function(*_: object) -> bool:
+    return True
+
+
+async def async_generator(*_: object) -> AsyncIterator[bool]:
+    yield True
+
+
+@pytest.mark.parametrize("name", ["env_passthrough", "resolve_env", "build_env", "clean", "capture_context"])
+def test_an_async_function_is_refused_where_its_answer_would_not_be_waited_for(
+    make_registry: REGISTRY, name: str
+) -> None:
+    """What it returns is true, whatever it would say: each variable would pass."""
+    for function in (async_function, async_generator, AsyncCallable(), partial(async_function, 1)):
+        with refused(name, "async"):
+            make_registry(**{name: function})
+
+
+def test_a_transcript_with_a_name_that_no_file_can_have_is_refused(
+    make_registry: REGISTRY, tmp_path: Path
+) -> None:
+    for path in (tmp_path / "\ud800.ipynb", tmp_path / "\ud800", tmp_path / "\ud800" / "a.ipynb"):
+        with refused("transcript"):
+            make_registry(transcript=path)
 
 
 def test_a_switch_that_is_no_boolean_is_refused(make_registry: REGISTRY) -> None:

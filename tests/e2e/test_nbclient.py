@@ -2,11 +2,13 @@ import asyncio
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import nbformat
+import psutil
 import pytest
 from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
@@ -390,6 +392,22 @@ def test_a_start_that_fails_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> N
         with pytest.raises(KernelStartError, match="Cannot allocate memory"):
             await manager.start_kernel()
         assert not await manager.is_alive()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("seconds", [0, 0.05, 0.3])
+def test_a_start_that_is_cancelled_ends_soon_and_leaves_nothing(seconds: float) -> None:
+    async def main() -> None:
+        manager = HermesKernelManager()
+        began = time.monotonic()
+        try:
+            await asyncio.wait_for(manager.start_kernel(), seconds)
+        except TimeoutError:
+            assert not manager.has_kernel
+        assert time.monotonic() - began < 4
+        await manager.shutdown_kernel(now=True)
+        assert not await asyncio.to_thread(psutil.Process().children)
 
     asyncio.run(main())
 

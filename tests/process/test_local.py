@@ -4,18 +4,24 @@ import os
 import re
 import signal
 import sys
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from hermes_kernel.errors import ConfigError, KernelStartError
+from hermes_kernel.host.supervised import SupervisedLauncher
+from hermes_kernel.host.supervisor import Supervisor
 from hermes_kernel.process import zygote
 from hermes_kernel.process.environment import EnvPolicy
-from hermes_kernel.process.launch import Ended, KernelHandle, Launched, LaunchSpec
+from hermes_kernel.process.launch import Ended, Interpreter, KernelHandle, Launched, LaunchSpec
 from hermes_kernel.process.local import LocalLauncher, UnknownKernelError, check_cwd
+from hermes_kernel.process.warden import WardenedTree
+from hermes_kernel.process.zygote import KERNEL_MODULE
 
 from .. import traces
 
@@ -116,6 +122,136 @@ def test_ending_is_idempotent_and_remembers_how_it_ended() -> None:
             assert not Path(kernel.connection_file).parent.exists()
 
     asyncio.run(main())
+
+
+class HeldInterpreter:
+    """An interpreter that is looked at until it is let go."""
+
+    def __init__(self, launcher: LocalLauncher, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reached, self.go_on = asyncio.Event(), asyncio.Event()
+        self._probe = launcher.probe
+        monkeypatch.setattr(launcher, "probe", self.probe)
+
+    async def probe(self, python: str, *, timeout: float) -> Interpreter:
+        self.reached.set()
+        await self.go_on.wait()
+        return await self._probe(python, timeout=timeout)
+
+
+def kernels_below() -> list[str]:
+    """The kernels that run below this process."""
+    names = (" ".join(process.cmdline()) for process in psutil.Process().children(recursive=True))
+    return [name for name in names if KERNEL_MODULE in name]
+
+
+def test_a_launcher_that_is_closed_has_no_kernel_of_a_launch_that_was_under_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> None:
+        launcher = LocalLauncher()
+        held = HeldInterpreter(launcher, monkeypatch)
+        launching = asyncio.create_task(launcher.launch(SPEC))
+        await held.reached.wait()
+        closing = asyncio.create_task(launcher.close())
+        await asyncio.sleep(0)
+        held.go_on.set()
+        await closing
+        with pytest.raises(KernelStartError, match="closed"):
+            await launching
+        assert kernels_below() == []
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("steps", [1, 5, 20, 100])
+def test_a_launcher_is_closed_at_any_moment_of_a_launch(steps: int) -> None:
+    async def main() -> None:
+        launcher = LocalLauncher()
+        launching = asyncio.create_task(launcher.launch(SPEC))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        await launcher.close()
+        await asyncio.wait({launching})
+        assert kernels_below() == []
+        assert isinstance(launching.exception(), KernelStartError | None)
+
+    asyncio.run(main())
+
+
+def test_a_closed_launcher_launches_nothing() -> None:
+    async def main() -> None:
+        launcher = LocalLauncher()
+        await launcher.close()
+        with pytest.raises(KernelStartError, match="closed"):
+            await launcher.launch(SPEC)
+
+    asyncio.run(main())
+
+
+def test_a_launch_that_is_cancelled_twice_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second time while the first is being cleaned up."""
+
+    async def main() -> None:
+        launcher = LocalLauncher()
+        reached, ending = asyncio.Event(), asyncio.Event()
+
+        async def hang(*_: object) -> None:
+            reached.set()
+            await asyncio.Event().wait()
+
+        end = WardenedTree.end
+
+        async def end_and_tell(tree: WardenedTree, *, timeout: float) -> Ended:
+            ending.set()
+            return await end(tree, timeout=timeout)
+
+        monkeypatch.setattr(WardenedTree, "start", hang)
+        monkeypatch.setattr(WardenedTree, "end", end_and_tell)
+        launching = asyncio.create_task(launcher.launch(SPEC))
+        for event in (reached, ending):
+            await event.wait()
+            launching.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await launching
+        await launcher.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("is_launched", [False, True], ids=["under way", "just launched"])
+def test_a_launch_that_nobody_waits_for_any_more_is_undone(
+    monkeypatch: pytest.MonkeyPatch, is_launched: bool
+) -> None:
+    """The caller is cancelled on a loop of its own, whatever the supervisor's is doing then."""
+    launcher, supervisor = LocalLauncher(), Supervisor("test")
+    lent = SupervisedLauncher(supervisor, launcher)
+    launch, reached, go_on = launcher.launch, threading.Event(), threading.Event()
+
+    async def held(spec: LaunchSpec) -> Launched:
+        launched = await launch(spec) if is_launched else None
+        reached.set()
+        if launched is not None:
+            go_on.wait(10)  # nothing else happens on this loop: the cancellation comes too late
+            return launched
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    monkeypatch.setattr(launcher, "launch", held)
+
+    async def main() -> None:
+        launching = asyncio.create_task(lent.launch(SPEC))
+        await asyncio.to_thread(reached.wait, 20)
+        launching.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await launching
+        go_on.set()
+
+    asyncio.run(main())
+    try:
+        assert traces.eventually(lambda: not kernels_below())
+        assert not supervisor.closed
+    finally:
+        supervisor.close()
 
 
 def test_a_kernel_of_nobodys_is_unknown() -> None:
