@@ -1,8 +1,10 @@
 import enum
 import json
 import os
+import tracemalloc
 from collections import OrderedDict
 from datetime import UTC, datetime
+from time import perf_counter
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from jupyter_client.session import Session, json_packer
 
 from hermes_kernel.wire import (
     MAX_FRAME,
+    MAX_NESTED,
     PACKER,
     UNPACKER,
     BadCallError,
@@ -185,6 +188,65 @@ def test_a_call_that_is_wrong_can_still_be_answered_by_its_id(body: bytes) -> No
 def test_what_is_not_expected_in_a_call_is_left_alone() -> None:
     body = b'{"id": 1, "cell": "c", "tool": "t", "args": {"x": 1}, "more": [1]}'
     assert ToolCall.parse(body) == ToolCall(1, "c", "t", {"x": 1})
+
+
+def call_of(argument: bytes) -> bytes:
+    return b'{"id": 1, "cell": "c", "tool": "t", "args": {"x": ' + argument + b"}}"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b":" * (MAX_NESTED + 1) + b'"' + b'\\"' * 2_000_000,
+        b'"' + b":" * (MAX_NESTED + 1) + b"\\" * 2_000_001,
+        b'"' * 2_000_000 + b":" * (MAX_NESTED + 1),
+        b'":","' * 1_000_000,
+        b'":",' * 1_000_000 + b'"\\',
+    ],
+    ids=["escaped quotes", "backslashes", "quotes", "short texts", "half an escape"],
+)
+def test_a_call_that_is_made_to_be_slow_is_refused_at_once(body: bytes) -> None:
+    began = perf_counter()
+    with pytest.raises(WireError):
+        ToolCall.parse(body)
+    assert perf_counter() - began < 2
+
+
+def test_a_long_text_full_of_colons_takes_a_few_times_its_size() -> None:
+    text = "2026-01-01 12:00:00 INFO ok\n" * 480_000
+    body = ToolCall(1, "c", "t", {"text": text}).encode()[4:]
+    tracemalloc.start()
+    try:
+        assert ToolCall.parse(body).arguments == {"text": text}
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 5 * len(body)
+
+
+@pytest.mark.parametrize(
+    "text", ["[", "{", ":", "\\", '"', '\\"', '\\\\"[', '"[', "[\\", "\n:", "\u2028{"], ids=repr
+)
+def test_what_stands_in_a_text_is_no_nesting(text: str) -> None:
+    value = {"x": [text * MAX_NESTED, "", text]}
+    assert ToolCall.parse(ToolCall(1, "c", "t", value).encode()[4:]).arguments == value
+
+
+@pytest.mark.parametrize("part", [b"[]", b'{"":1}', b'["[\\"",[]]', b'{"\\\\":[]}'])
+def test_more_nesting_than_a_call_may_have_is_refused(part: bytes) -> None:
+    texts = b'"' + b":[" * MAX_NESTED + b'",'
+    marks = part.count(b"[]") + part.count(b'{"') + part.count(b'":') + part.count(b'["[')
+    allowed = (MAX_NESTED - 10) // marks
+    ToolCall.parse(call_of(b"[" + texts + b",".join([part] * allowed) + b"]"))
+    with pytest.raises(WireError, match="lists, objects and keys"):
+        ToolCall.parse(call_of(b"[" + texts + b",".join([part] * (allowed + 20)) + b"]"))
+
+
+@pytest.mark.parametrize("size", [0x220000, 0x222222, 0x5C0000, 0x5C5C5C])
+def test_the_size_of_a_call_says_nothing_about_its_nesting(size: int) -> None:
+    room = size - len(call_of(b'""').replace(b" ", b""))
+    frame = ToolCall(1, "c", "t", {"x": ":" * room}).encode()
+    assert len(frame) == size + 4
 
 
 # -- what is JSON -----------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ REPLY = "execute_reply"
 STARTED = "hermes_cell_started"
 """What our kernel sends on the shell channel before a cell runs: it leaves even if the cell keeps the GIL."""
 
+MOST_ORPHANS = 100  # texts that nobody has asked for, while it is open whether the kernel ends
 MOST_LEFTOVERS = 20
 LONGEST_NAME = 120
 
@@ -83,6 +84,7 @@ class CellExecution:
     _begun: bool = field(default=False, init=False)
     _count: int | None = field(default=None, init=False)
     _idle: bool = field(default=False, init=False)
+    _orphans: list[Message] = field(default_factory=list, init=False)
     _cut: CellStatus | None = field(default=None, init=False)
     _settlement: Settlement | None = field(default=None, init=False)
 
@@ -115,13 +117,19 @@ class CellExecution:
                 return math.inf
 
     def receive_iopub(self, message: Message, now: float) -> bool:
-        """Take in a message of the IOPub channel; return whether it belongs to this cell."""
+        """Take in a message of the IOPub channel; return whether it belongs to this cell.
+
+        What is written after its settlement does if its kernel ends with it; else it is late output.
+        """
+        if self._settlement is not None:
+            return self._receive_late(message, self._settlement)
         if message.parent_id != self.msg_id:
+            self._hold_orphan(message)
             return False
-        if self._stage is _Stage.SETTLED:
-            pass  # late output of the cell; its caller has its result
-        elif message.msg_type == "execute_input":
+        if message.msg_type == "execute_input":
             self._note_count(message)
+        elif self._idle and message.msg_type == "stream":
+            self.outputs.add_late(message)
         elif message.msg_type != "status":
             self.outputs.add(message)
         elif message.content["execution_state"] == "busy":
@@ -191,6 +199,22 @@ class CellExecution:
             self._start_clock(now)
         else:
             self._ask_to_end(CellStatus.TIMED_OUT, now)
+
+    def _hold_orphan(self, message: Message) -> None:
+        """Keep what an exit handler may have written: it may overtake the reply that tells of the end."""
+        is_orphan = message.parent_id is None and message.msg_type == "stream"
+        if self._idle and is_orphan and len(self._orphans) < MOST_ORPHANS:
+            self._orphans.append(message)
+
+    def _receive_late(self, message: Message, settlement: Settlement) -> bool:
+        is_own = message.parent_id == self.msg_id
+        if message.msg_type != "stream":
+            return is_own  # it changes nothing any more
+        # Exit handlers run when no request is being answered.
+        is_own = settlement.fate is Fate.END and (is_own or message.parent_id is None)
+        if is_own:
+            self.outputs.add_late(message)
+        return is_own
 
     def _begin(self, now: float) -> None:
         self._begun = True
@@ -269,6 +293,10 @@ class CellExecution:
             idle_missing=status in (CellStatus.OK, CellStatus.ERROR) and not self._idle,
             grace_until=self._since + self.times.interrupt_grace if self.interrupt_wanted else 0.0,
         )
+        if fate is Fate.END:
+            for orphan in self._orphans:
+                self.outputs.add_late(orphan)
+        self._orphans.clear()
 
 
 def cut_before_run(status: CellStatus, phase: Phase) -> Settlement:

@@ -104,8 +104,14 @@ def worth_masking(value: str) -> bool:
     return not any(all(map(_is_path, value.split(separator))) for separator in (":", ";", "\0"))
 
 
-# Characters that a reader does not see, but that stand between those of a secret.
-_UNSEEN = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u00ad\u200b-\u200d\u2060\ufeff]")
+# Characters that a reader does not see, but that stand between those of a secret: controls, and what Unicode
+# calls Default_Ignorable_Code_Point.
+_UNSEEN = re.compile(
+    "[\x00-\x09\x0b-\x1f\x7f-\x9f"
+    "\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f"
+    "\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufff8"
+    "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+)
 
 _WORD_CHARACTERS = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
 _CONTROLS = frozenset({*range(0x20), 0x7F} - {ord("\n")})

@@ -15,7 +15,7 @@ from itertools import groupby
 from typing import Any, NamedTuple, Protocol
 
 from ..errors import json_text, plain
-from .outputs import CellError, Gap, Item, OutputCollector, Text
+from .outputs import CellError, Gap, Item, OutputCollector, Text, TooLarge
 from .text import Bounded, Shown, bound, cut, fold, front_share, rejoin, strip_controls
 
 INLINE = 1024 * 1024  # characters of an image that stay in the result
@@ -157,7 +157,7 @@ class _Presenter:
         self._cleaner = _Noticing(cleaner)
         self._store = store
         self._images: list[dict[str, Any]] = []
-        self._is_shortened = outputs.left_out > 0
+        self._is_shortened = outputs.left_out > 0 or outputs.is_shortened
         self._items: list[Item] = [self._readable(item) for item in _merged(_folded(outputs.items()))]
         self._error = None if error is None else self._short(error)
         errors = [n for n, item in enumerate(self._items) if isinstance(item, dict) and "ename" in item]
@@ -274,32 +274,43 @@ class _Presenter:
             lines = error.traceback.split("\n")
             return {**item, "ename": error.ename, "evalue": error.evalue, "traceback": lines}
         data: dict[str, Any] = {}
+        readable: dict[str, Any] = {}
         notes = []
         for mime, value in item["data"].items():
-            if isinstance(value, str) and _is_binary(mime):
-                kept, note = self._image(mime, value)
-            elif mime == "text/plain" and isinstance(value, str):
-                kept, note = strip_controls(value), None  # cut where it is shown: a file holds all
-            elif isinstance(value, str):
-                kept, note = self._cut_display(value), None
-            else:
-                kept, note = _masked_json(value, self._cleaner.mask), None
-                if len(json_text(kept)) > self._budget.output:
-                    kept, note = None, f"[{mime} of {len(json_text(value)):,} characters is left out]"
-                    self._is_shortened = True
+            name = self._cleaner.mask(mime)
+            kept, note = self._form(mime, name, value)
             if kept is not None:
-                data[mime] = kept
+                data[name], readable[mime] = kept, value
             if note is not None:
                 notes.append(note)
         said = data.get("text/plain")
         if not isinstance(said, str) or _SAYS_NOTHING.fullmatch(said):
-            readable = strip_controls(_as_text({mime: item["data"][mime] for mime in data}))
-            said = _cut(readable, self._budget.output, self._cleaner, _Where()).text or said or ""
+            text = strip_controls(_as_text(readable))
+            said = _cut(text, self._budget.output, self._cleaner, _Where()).text or said or ""
         notes.insert(0, said)
-        if readable := "\n".join(filter(None, notes)):
-            data["text/plain"] = readable
-        metadata = _masked_json(plain(item.get("metadata", {})), self._cleaner.mask)
-        return {**item, "data": data, "metadata": metadata}
+        if whole := "\n".join(filter(None, notes)):
+            data["text/plain"] = whole
+        return {**item, "data": data, "metadata": self._metadata(item.get("metadata", {}))}
+
+    def _form(self, mime: str, name: str, value: Any) -> tuple[Any, str | None]:
+        """Return what is shown of one form of a display, and what is said of what is not."""
+        if isinstance(value, TooLarge):
+            return None, f"[{name} is left out: too large to be looked at]"
+        if isinstance(value, str) and _is_binary(mime):
+            return self._image(name, value)
+        if isinstance(value, str):
+            # Plain text is cut where it is shown: a file holds all.
+            return (strip_controls(value) if mime == "text/plain" else self._cut_display(value)), None
+        if (size := len(json_text(value))) > self._budget.output:
+            self._is_shortened = True
+            return None, f"[{name} of {size:,} characters is left out]"
+        return _masked_json(value, self._cleaner.mask), None
+
+    def _metadata(self, metadata: Mapping[str, Any]) -> Any:
+        if len(json_text(metadata)) > self._budget.output:
+            self._is_shortened = True
+            return {}
+        return _masked_json(metadata, self._cleaner.mask)
 
     def _image(self, mime: str, value: str) -> tuple[str | None, str | None]:
         size = len(value) * 3 // 4

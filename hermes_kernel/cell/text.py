@@ -38,6 +38,8 @@ _UNFINISHED = re.compile(
     rf"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x18\x1a\x1b\x9c\r\n]{{0,{_STRING_LIMIT}}}\Z"
     r"|\x1b[ -/]*\Z"
 )
+_ENDS_STRING = "\x07\x18\x1a\x1b\x9c\r\n"
+_BEGINS_STRING = re.compile(r"[\x90\x98\x9d-\x9f]")
 _CONTROL = re.compile(rf"[\x08\r{_NEVER_SHOWN}] {_SEQUENCE}", re.VERBOSE)
 _MOTIONLESS = re.compile(rf"[{_NEVER_SHOWN}] (?!(?<=\x1b)\[[012]?K|(?<=\x9b)[012]?K) {_SEQUENCE}", re.VERBOSE)
 _MOTION = re.compile(rf"([\r\x08]|{_ERASE.pattern})")
@@ -75,12 +77,29 @@ def rejoin(pieces: Sequence[Piece]) -> list[Piece]:
     whole: list[Piece] = []
     for name, piece in pieces:
         text = carried.pop(name, "") + piece
-        unfinished = _UNFINISHED.search(text, max(len(text) - _STRING_LIMIT - 8, 0))
-        end = len(text) if unfinished is None else unfinished.start()
+        end = _end_of_whole(text)
         if end < len(text):
             carried[name] = text[end:]
         whole.append((name, text[:end]))
     return whole
+
+
+def _end_of_whole(text: str) -> int:
+    """Return where the sequence begins that has not ended at the end of *text*, else its length.
+
+    At most one match is tried for each kind of beginning: a text may consist of beginnings.
+    """
+    size = len(text)
+    start = max(size - _STRING_LIMIT - 8, 0)
+    last = max(text.rfind(end, start) for end in _ENDS_STRING)
+    if last >= 0 and text[last] == "\x1b" and _UNFINISHED.match(text, last):
+        return last
+    behind = max(last + 1, start)
+    string = _BEGINS_STRING.search(text, max(behind, size - _STRING_LIMIT - 1))
+    control = text.rfind("\x9b", behind)
+    if control >= 0 and _UNFINISHED.match(text, control):
+        return control if string is None else min(control, string.start())
+    return size if string is None else string.start()
 
 
 @dataclass

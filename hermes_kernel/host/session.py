@@ -61,10 +61,15 @@ class BridgeError(HermesKernelError):
 
 @dataclass
 class _PastCell:
-    """A cell whose caller has its result, and what it has written since then."""
+    """A cell, and what it has written since it was settled."""
 
-    execution_count: int | None
+    execution_count: int | None = None
     outputs: OutputCollector = field(default_factory=lambda: OutputCollector(LATE, LATE))
+
+    def take_outputs(self) -> OutputCollector:
+        """Return what it has written since this was asked last."""
+        outputs, self.outputs = self.outputs, OutputCollector(LATE, LATE)
+        return outputs
 
 
 @dataclass(frozen=True)
@@ -137,6 +142,11 @@ class KernelSession:
         """Whether cells can be sent to the kernel, and we are told what they do."""
         return self._subscribed and self._answered
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the kernel process is gone."""
+        return self._exit.done()
+
     def on_end(self, callback: Callable[[], None]) -> None:
         """Have *callback* called on the loop when the kernel process is gone."""
         self._exit.add_done_callback(lambda _: callback())
@@ -203,6 +213,8 @@ class KernelSession:
             return waited
         if self._gone_channels:  # its messages would not reach us any more
             raise KernelGoneError(f"{self._launched.handle} has hung up")
+        if cut.status is not None:  # since it had its turn
+            return cut.status
         self._events = events
         try:
             outcome = await self._run_with_tools(request, cut, queue_deadline, tools)
@@ -237,11 +249,8 @@ class KernelSession:
 
     def take_late_outputs(self) -> list[tuple[int | None, OutputCollector]]:
         """Return what earlier cells have written since this was asked last."""
-        past_cells = self._past.values()
-        late = [(past.execution_count, past.outputs) for past in past_cells if not past.outputs.is_empty]
-        for past in past_cells:
-            past.outputs = OutputCollector(LATE, LATE)
-        return late
+        late = [(past.execution_count, past.take_outputs()) for past in self._past.values()]
+        return [(count, outputs) for count, outputs in late if not outputs.is_empty]
 
     async def variables(self, timeout: float) -> Mapping[str, Any]:
         """Ask the kernel for its variables, also while a cell runs, and return the content of its reply.
@@ -300,6 +309,8 @@ class KernelSession:
             )
         finally:
             calls = self._bridge.retire(grant)
+        if tools.on_event is not None:
+            await asyncio.sleep(0)  # the ends of the calls that were cut off are told, too
         if outcome.settlement.execution_count is not None:
             self._bridge.delivered(grant)
         return replace(
@@ -339,6 +350,7 @@ class KernelSession:
             msg_id = self._connection.send("shell", "execute_request", content, metadata)
         except zmq.Again as error:
             raise KernelGoneError(f"{self._launched.handle} takes no requests any more") from error
+        past = self._remember(msg_id)
         execution = CellExecution(msg_id, times, self._loop.time(), queue_deadline=queue_deadline)
         if self.foreign.are_running:
             execution.hold()
@@ -347,10 +359,17 @@ class KernelSession:
             settlement = await self._settle(execution, cut)
         finally:
             self._execution = None
-            self._past[msg_id] = _PastCell(None if silent else execution.execution_count)
-            while len(self._past) > REMEMBERED_CELLS:
-                self._past.popitem(last=False)
+            past.execution_count = None if silent else execution.execution_count
+        if settlement.fate is Fate.END:
+            self._execution = execution  # its last words are still to come
         return CellOutcome(settlement, execution.outputs, leftovers=execution.leftovers)
+
+    def _remember(self, msg_id: str) -> _PastCell:
+        """Keep a place for what the cell writes once it is settled: that may be before its caller knows."""
+        past = self._past[msg_id] = _PastCell()
+        while len(self._past) > REMEMBERED_CELLS:
+            self._past.popitem(last=False)
+        return past
 
     async def _settle(self, execution: CellExecution, cut: Cut) -> Settlement:
         """The one poll of a running cell: messages, the end of the process, the deadline, the caller."""
@@ -402,6 +421,9 @@ class KernelSession:
         ending = asyncio.create_task(self.kill())
         done, _ = await asyncio.wait({self._exit}, timeout=LAST_WORDS)
         ended = self._exit.result() if done else None
+        if ended is not None and outcome.settlement.status is CellStatus.EXITED:
+            await self._drain()  # what its exit handlers have written is more than the rests can hold
+        self._execution = None
         lost: dict[str, int] = {}
         if ended is not None:
             ends: dict[StreamName, StreamRest] = {"stdout": ended.stdout, "stderr": ended.stderr}
@@ -453,9 +475,10 @@ class KernelSession:
             self._learn(message.content)
         elif message.msg_type == REPLY:
             self._answer(message)
-        elif message.parent_id in self._past:
-            pass  # what is said of a cell whose caller has its result; nobody forged it
-        elif channel != "shell" or execution is None or not execution.receive_reply(message, now):
+        elif execution is None or execution.settlement or message.parent_id != execution.msg_id:
+            if message.parent_id not in self._past:  # what is said of a settled cell nobody forged
+                self._count_anomaly()
+        elif channel != "shell" or not execution.receive_reply(message, now):
             self._count_anomaly()
         elif execution.anomalies:
             execution.anomalies = 0
@@ -487,7 +510,7 @@ class KernelSession:
                 self._events.tell_message(message)
         elif (past := self._past.get(message.parent_id or "")) is not None:
             if message.msg_type == "stream":
-                past.outputs.add(message)
+                past.outputs.add_late(message)
         elif message.msg_type == "execute_input" and message.parent_id is not None:
             self._begin_foreign(message.parent_id, message, execution)
         elif message.msg_type == "status" and message.content["execution_state"] == "idle":

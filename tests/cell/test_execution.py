@@ -222,7 +222,6 @@ def test_whatever_comes_for_a_settled_cell_changes_nothing_and_a_second_reply_is
     execution.receive_iopub(IDLE, 3.6)
     before = execution.settlement
     assert execution.receive_reply(FAILED, 3.7)
-    assert execution.receive_iopub(VOICE.stream("late"), 3.7)
     assert execution.receive_iopub(VOICE.error(), 3.7)
     execution.kernel_ended(-9)
     execution.interrupt(3.8)
@@ -230,6 +229,43 @@ def test_whatever_comes_for_a_settled_cell_changes_nothing_and_a_second_reply_is
     assert execution.settlement is before
     assert execution.anomalies == 1
     assert execution.outputs.is_empty
+
+
+def test_what_a_settled_cell_writes_is_not_its_own_any_more_if_its_kernel_goes_on() -> None:
+    execution = running()
+    execution.receive_reply(OK, 3.5)
+    execution.receive_iopub(IDLE, 3.6)
+    assert not execution.receive_iopub(VOICE.stream("late"), 3.7)
+    assert not execution.receive_iopub(VOICE.stream("late", orphan=True), 3.7)
+    assert execution.outputs.is_empty
+
+
+def test_what_a_cell_that_ends_its_kernel_writes_then_is_its_own_and_counted() -> None:
+    execution = running()
+    execution.receive_iopub(VOICE.stream("x\n"), 3.4)
+    exits = {"exit_code": 0, "written": {"stdout": 2, "stderr": 0}}
+    execution.receive_reply(VOICE.reply(hermes=exits), 3.5)
+    execution.receive_iopub(IDLE, 3.6)
+    assert execution.receive_iopub(VOICE.stream("late"), 3.7)
+    assert execution.receive_iopub(VOICE.stream("later", orphan=True), 3.8)
+    assert not execution.receive_iopub(VOICE.stream("other", foreign=True), 3.9)
+    assert not execution.receive_iopub(VOICE.status("idle", foreign=True), 3.9)
+    assert execution.outputs.stdout == "x\nlatelater"
+    assert execution.outputs.total("stdout") == 11
+
+
+@pytest.mark.parametrize("exits", [True, False])
+def test_what_exit_handlers_write_may_overtake_the_reply_that_tells_of_the_end(exits: bool) -> None:
+    execution = running()
+    execution.receive_iopub(VOICE.stream("orphan before\n", orphan=True), 3.4)
+    execution.receive_iopub(VOICE.stream("x\n"), 3.4)
+    execution.receive_iopub(IDLE, 3.5)
+    assert execution.receive_iopub(VOICE.stream("own\n"), 3.5)
+    assert not execution.receive_iopub(VOICE.stream("orphan\n", orphan=True), 3.5)
+    report: dict[str, Any] = {"written": {"stdout": 2, "stderr": 0}} | ({"exit_code": 0} if exits else {})
+    execution.receive_reply(VOICE.reply(hermes=report), 3.6)
+    assert execution.outputs.stdout == ("x\nown\norphan\n" if exits else "x\nown\n")
+    assert execution.outputs.total("stdout") == len(execution.outputs.stdout)
 
 
 # The run clock
@@ -560,7 +596,11 @@ class Execution(RuleBasedStateMachine):
         )
     )
     def shows(self, message: Any) -> None:
-        assert self.cell.receive_iopub(message, self.now)
+        is_late = self.settlement is not None and message.msg_type == "stream"
+        is_taken = not is_late or (self.settlement is not None and self.settlement.fate is Fate.END)
+        assert self.cell.receive_iopub(message, self.now) == is_taken
+        if is_late and is_taken:
+            self.items = self.cell.outputs.items()
 
     @rule()
     def shows_an_error(self) -> None:
@@ -578,8 +618,12 @@ class Execution(RuleBasedStateMachine):
     @rule(message=st.sampled_from(FOREIGN))
     def others_speak(self, message: Any) -> None:
         before = self.cell.deadline
-        assert not self.cell.receive_iopub(message, self.now)
+        ends = self.settlement is not None and self.settlement.fate is Fate.END
+        is_last_word = ends and message.msg_type == "stream" and message.parent_id is None
+        assert self.cell.receive_iopub(message, self.now) == is_last_word
         assert self.cell.deadline == before
+        if is_last_word:
+            self.items = self.cell.outputs.items()
 
     @rule()
     def others_are_answered(self) -> None:

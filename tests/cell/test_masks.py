@@ -74,6 +74,19 @@ def test_each_example_is_masked_with_unseen_characters_between_its_own(shape: Sh
     assert MASKS.mask(masked) == masked
 
 
+IGNORABLE = [
+    0xAD, 0x34F, 0x61C, 0x115F, 0x1160, 0x17B4, 0x17B5, *range(0x180B, 0x1810), *range(0x200B, 0x2010),
+    *range(0x202A, 0x202F), *range(0x2060, 0x2070), 0x3164, *range(0xFE00, 0xFE10), 0xFEFF, 0xFFA0,
+    *range(0xFFF0, 0xFFF9), *range(0x1BCA0, 0x1BCA4), *range(0x1D173, 0x1D17B), 0xE0000, 0xE0041, 0xE0FFF,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("unseen", [chr(point) for point in IGNORABLE], ids=ascii)
+def test_no_character_that_is_not_drawn_saves_an_exact_value(unseen: str) -> None:
+    masked = Masks(["correct-Horse7-battery"]).mask(f"é {unseen.join('correct-Horse7-battery')} é")
+    assert masked == "é *** é"
+
+
 @each_shape
 def test_one_unseen_character_in_the_middle_does_not_save_a_part(shape: Shape) -> None:
     secret = secret_of(shape)

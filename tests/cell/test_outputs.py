@@ -179,14 +179,64 @@ def test_an_update_changes_every_display_of_its_id_where_it_stands() -> None:
     assert outputs.text == "new\nx\nnew\nother\n"
 
 
-def test_an_update_of_an_unknown_id_or_none_shows_nothing() -> None:
+def test_an_update_of_the_display_of_an_earlier_cell_is_shown() -> None:
     outputs = collected(
         VOICE.display("a"),
-        VOICE.display("b", "d"),
-        VOICE.display("new", "unknown", update=True),
-        VOICE.display("new", update=True),
+        VOICE.display("b", "unknown", update=True),
+        VOICE.stream("x\n"),
+        VOICE.display("c", "unknown", update=True),
     )
-    assert outputs.text == "a\nb\n"
+    assert outputs.text == "a\nc\nx\n"
+    assert [output["output_type"] for output in outputs.to_notebook()] == ["display_data"] * 2 + ["stream"]
+    validate(outputs.to_notebook())
+
+
+@pytest.mark.parametrize("display_id", [None, 3, "x" * 100_000])
+def test_an_update_of_no_id_shows_nothing(display_id: Any) -> None:
+    outputs = collected(VOICE.display("a", display_id), VOICE.display("new", display_id, update=True))
+    assert outputs.text == "a\n"
+
+
+def test_a_display_takes_its_last_update_also_if_another_came_between() -> None:
+    outputs = collected(
+        VOICE.display("1", "d"),
+        VOICE.display("2", "d", update=True),
+        VOICE.display("3", "d"),
+        VOICE.display("other", "e"),
+    )
+    assert outputs.text == "2\n3\nother\n"
+    outputs.add(VOICE.display("4", "d", update=True))
+    assert outputs.text == "4\n4\nother\n"
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_many_updates_of_many_displays_take_linear_time(same: bool) -> None:
+    outputs = Collected()
+    messages = [VOICE.display({}, "d" if same else str(n)) for n in range(5_000)]
+    updates = [VOICE.display({}, "d" if same else str(n), update=True) for n in range(5_000)]
+    started = perf_counter()
+    for message in [*messages, *updates]:
+        outputs.add(message)
+    assert perf_counter() - started < 1
+    assert len(outputs.items()) == 5_000
+
+
+def test_the_number_of_displays_is_bounded_also_of_empty_ones() -> None:
+    outputs = Collected(hold=10_000)
+    for n in range(1_000):
+        outputs.add(VOICE.display({}, str(n)))
+    assert len(outputs.items()) < 30
+    assert outputs.left_out == 1_000 - len(outputs.items())
+
+
+def test_ids_of_cleared_displays_are_not_kept_without_bound() -> None:
+    outputs = Collected()
+    for n in range(3_000):
+        outputs.add(VOICE.display({}, str(n)))
+        outputs.add(VOICE.clear())
+    outputs.add(VOICE.display("last", "2999", update=True))
+    assert outputs.text == ""
+    assert len(outputs._cleared) <= 1_000
 
 
 def test_a_display_that_was_cleared_is_not_brought_back_by_an_update() -> None:
@@ -449,12 +499,176 @@ def test_what_is_left_of_one_stream_when_the_other_is_overwritten_is_put_togethe
 
 
 def test_an_update_of_many_displays_is_held_within_bounds() -> None:
-    outputs = Collected(hold=1_000)
+    outputs = Collected(hold=20_000)
     for _ in range(10):
         outputs.add(VOICE.display("a", "id"))
+    before = outputs.size
+    outputs.add(VOICE.display("x" * 2_000, "id", update=True))
+    assert (outputs.text.count("x"), outputs.left_out, outputs.size) == (0, 10, before)
     outputs.add(VOICE.display("x" * 400, "id", update=True))
-    assert outputs.text.count("x") == 800
-    assert (outputs.left_out, outputs.size) == (8, 808)
+    assert (outputs.text.count("x"), outputs.left_out, outputs.size) == (4_000, 10, before + 3_990)
+
+
+HUGE: list[Any] = [["a"] * 1_000_000, {"x": [[1, 2]] * 400_000}, {str(n): n for n in range(400_000)}]
+
+
+@pytest.mark.parametrize("value", HUGE, ids=["texts", "lists", "keys"])
+@pytest.mark.parametrize("where", ["data", "metadata", "image/png", "update"])
+def test_a_display_of_very_many_values_costs_next_to_nothing_and_is_not_kept(value: Any, where: str) -> None:
+    data = {"text/plain": "said", ("image/png" if where == "image/png" else "application/json"): value}
+    content: dict[str, Any] = {"data": data, "transient": {"display_id": "d"}}
+    if where == "metadata":
+        content = {"data": {"text/plain": "said"}, "metadata": {"m": value}}
+    kind = "update_display_data" if where == "update" else "display_data"
+    message = VOICE.says(kind, content)
+    outputs = Collected()
+    started = perf_counter()
+    outputs.add(message)
+    presented = present(outputs, None, cleaner=Masks(["correct-Horse7-battery"]))
+    assert perf_counter() - started < 0.5
+    assert presented.text.startswith("said\n")
+    assert ("left out" in presented.text) == (where != "metadata")
+    assert presented.shortened
+    assert len(str(presented.outputs)) < 1_000
+    assert outputs.size < 10_000
+
+
+@pytest.mark.parametrize("where", ["data", "metadata"])
+def test_what_is_nested_counts_by_its_size(where: str) -> None:
+    nested = {"application/json": ["x" * 10_000] * 50}
+    content = {"data": {}, "metadata": {}} | {where: nested}
+    outputs = Collected()
+    outputs.add(VOICE.says("display_data", content))
+    assert 500_000 < outputs.size < 600_000
+    outputs = Collected(hold=100_000)
+    outputs.add(VOICE.says("display_data", content))
+    assert (outputs.size, outputs.left_out) == (0, 1)
+
+
+def test_what_is_nested_and_can_be_looked_at_is_kept() -> None:
+    value = [{"x": n, "y": [n / 2]} for n in range(900)]
+    (output,) = collected(VOICE.display({"application/json": value})).to_notebook()
+    assert output["data"]["application/json"] == value
+
+
+def test_metadata_that_is_too_long_to_show_is_left_out() -> None:
+    content = {"data": {"text/plain": "x"}, "metadata": {"m": "x" * 100_000, "n": 1}}
+    outputs = collected(VOICE.says("display_data", content))
+    presented = present(outputs, None)
+    assert presented.outputs == (
+        {"output_type": "display_data", "data": {"text/plain": "x"}, "metadata": {}},
+    )
+    assert presented.shortened
+
+
+class _Counting:
+    """A cleaner that counts what it is given."""
+
+    margin = 0
+
+    def __init__(self) -> None:
+        self.seen = 0
+
+    def mask(self, text: str) -> str:
+        self.seen += len(text)
+        return text
+
+
+def test_what_is_left_out_is_not_searched_for_secrets() -> None:
+    cleaner = _Counting()
+    present(collected(VOICE.display({"application/json": ["x" * 1_000] * 200})), None, cleaner=cleaner)
+    assert cleaner.seen < 1_000
+
+
+def test_a_huge_exception_is_kept_without_its_middle() -> None:
+    said = "x" * 5_000_000 + "end"
+    outputs = collected(VOICE.error(evalue=said, traceback=["Traceback:", f"ValueError: {said}"]))
+    error = outputs.error
+    assert error is not None
+    assert outputs.size < 2_000_000
+    assert error.evalue.endswith("xend")
+    assert error.traceback.startswith("Traceback:\nValueError: xxx")
+    presented = present(outputs, error)
+    assert presented.error is not None
+    assert "Traceback:\nValueError: xxx" in presented.text
+    assert presented.text.endswith("xend\n")
+    assert len(presented.text) < 11_000
+
+
+def test_many_exceptions_are_held_within_bounds_and_the_last_one_is_there() -> None:
+    outputs = Collected(hold=100_000)
+    for n in range(100):
+        outputs.add(VOICE.error(evalue=f"{n} " + "x" * 9_000, traceback=["y" * 9_000, f"last {n}"]))
+    outputs.add(VOICE.stream("after"))
+    assert outputs.size < 130_000
+    assert outputs.left_out + len([item for item in outputs.items() if isinstance(item, dict)]) == 100
+    assert outputs.error is not None
+    assert outputs.error.evalue.startswith("99 ")
+    presented = present(outputs, outputs.error)
+    assert presented.text.endswith("last 99\n")
+    assert presented.text.count("last 99") == 1
+    outputs.add(VOICE.error(traceback=["small"]))
+    presented = present(outputs, outputs.error)
+    assert presented.text.endswith("small\n")
+    assert "last 99" not in presented.text
+
+
+def test_an_exception_for_which_there_is_no_room_is_cleared_with_the_rest() -> None:
+    outputs = Collected(hold=10)
+    outputs.add(VOICE.error())
+    assert not outputs.is_empty
+    outputs.add(VOICE.clear())
+    assert outputs.is_empty
+    assert outputs.size == 0
+
+
+@pytest.mark.parametrize(
+    "mime",
+    ["", "plain", "text/", "/plain", "image/a b", "image/a\nb", "é/x", "a/" + "x" * 300, "a/b;\x1b[31m"],
+)
+def test_what_is_no_type_is_not_shown(mime: str) -> None:
+    outputs = collected(VOICE.display({"text/plain": "x", mime: "y"}))
+    (output,) = outputs.to_notebook()
+    assert output["data"] == {"text/plain": "x"}
+    assert outputs.is_shortened
+
+
+@pytest.mark.parametrize(
+    "mime",
+    ["image/svg+xml", "application/vnd.plotly.v1+json", "text/x-a_b.c", "application/x+json; charset=utf-8"],
+)
+def test_what_is_a_type_is_shown(mime: str) -> None:
+    outputs = collected(VOICE.display({"text/plain": "x", mime: "y"}))
+    assert outputs.to_notebook()[0]["data"][mime] == "y"
+    assert not outputs.is_shortened
+
+
+def test_a_display_has_a_bounded_number_of_types() -> None:
+    outputs = collected(VOICE.display({f"text/x{n}": "y" for n in range(10_000)}))
+    assert len(outputs.to_notebook()[0]["data"]) < 100
+    assert outputs.is_shortened
+
+
+@pytest.mark.parametrize("mime", ["image/{}", "application/{}", "text/x;a={}", "application/{}+json"])
+def test_a_secret_in_a_type_is_masked_wherever_the_type_is_named(mime: str) -> None:
+    secret = "correct-Horse7-battery"
+    outputs = collected(VOICE.display({mime.format(secret): "y"}))
+    outputs.add(VOICE.display({mime.format(secret): "y" * 2_000_000}))
+    outputs.add(VOICE.display({mime.format(secret): ["y"] * 2_000_000}))
+    presented = present(outputs, None, cleaner=Masks([secret]))
+    assert secret not in repr(presented)
+    assert mime.format("***") in repr(presented)
+    assert presented.masked
+
+
+def test_what_comes_after_the_count_of_the_kernel_is_counted_too() -> None:
+    outputs = collected(VOICE.stream("x\n"))
+    outputs.written = {"stdout": 2, "stderr": 0}
+    outputs.add_late(VOICE.stream("é" * 10))
+    outputs.add_late(VOICE.stream("b", metadata={"hermes": {"skipped": 100}}))
+    outputs.add_rest("stdout", 7, b"1234567", b"89")
+    outputs.add_late(VOICE.stream("e", "stderr"))
+    assert (outputs.total("stdout"), outputs.total("stderr")) == (2 + 20 + 101 + 9, 1)
 
 
 def test_a_first_text_that_is_more_than_is_held_is_not_nothing() -> None:

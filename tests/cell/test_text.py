@@ -15,6 +15,7 @@ from hermes_kernel.cell.text import (
     bound,
     cut,
     fold,
+    rejoin,
     strip_controls,
 )
 
@@ -314,6 +315,42 @@ def test_a_string_that_does_not_end_costs_little(begin: str) -> None:
 )
 def test_stripping_is_linear(part: str) -> None:
     assert seconds(lambda: strip_controls(part * 10**6)) < 2
+
+
+# What a sequence that has not ended looks like: the rejoined pieces are searched for it in another way.
+UNFINISHED = re.compile(
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*\Z"
+    r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x18\x1a\x1b\x9c\r\n]{0,4096}\Z"
+    r"|\x1b[ -/]*\Z"
+)
+
+
+@given(st.text("\x1b[]PX\x9b\x90\x98\x9d\x9e\x9c\x07\x18\r\n 0;ma", max_size=30))
+@example("\x9d" + "a" * 4096)
+@example("\x9d" + "a" * 4097)
+@example("\x1b]" + "a" * 4096)
+@example("\x1b]" + "a" * 4097)
+@example("\x9d" * 5000)
+@example("\x9b0\x9d\x9b1")
+def test_a_sequence_without_its_end_goes_on_in_the_next_piece(text: str) -> None:
+    unfinished = UNFINISHED.search(text, max(len(text) - 4104, 0))
+    begun = "" if unfinished is None else unfinished[0]
+    pieces = rejoin([("stdout", text), ("stderr", "x"), ("stdout", "\n")])
+    assert pieces == [("stdout", text[: len(text) - len(begun)]), ("stderr", "x"), ("stdout", f"{begun}\n")]
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        begin * 4096 + end
+        for begin in ("\x9d", "\x90", "\x9b", "\x1b", "\x1b]", "\x9d\x9b")
+        for end in ("\x07", "")
+    ],
+    ids=lambda piece: ascii(piece[:2] + piece[-1]),
+)
+def test_pieces_are_rejoined_in_linear_time(piece: str) -> None:
+    pieces = [("stdout", piece), ("stderr", "x")] * 500
+    assert seconds(lambda: rejoin(pieces)) < 1
 
 
 @pytest.mark.parametrize("text", ["some text\n" * 800_000, "日本語の\n" * 600_000, "some text…\n" * 600_000])

@@ -805,6 +805,7 @@ def test_a_kernel_that_ends_in_a_start_up_file_shows_its_exit_code_and_last_word
         patch.setenv("PYTHONSTARTUP", str(start_up))
         with pytest.raises(KernelStartError) as caught:
             registry.execute("1", owner="a")
-    assert (caught.value.exit_code, caught.value.log_tail) == (7, "out of luck")
+    assert caught.value.exit_code == 7
+    assert caught.value.log_tail.endswith("out of luck")  # on stock paths ipykernel says something first
     assert registry.kernels() == ()
     works(registry)

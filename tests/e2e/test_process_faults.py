@@ -35,6 +35,7 @@ from hermes_kernel import (
 from hermes_kernel.process.zygote import Zygote
 
 from .. import traces
+from ..conftest import DEGRADED
 from ..containment.matrix import HERE as CONTAINMENT
 from .escapes import KINDS
 from .hosts import (
@@ -1020,7 +1021,7 @@ def test_a_kernel_in_a_namespace_does_all_that_one_outside_does(
 
     registry.execute("import os, subprocess, time, hermes_tools; x = 1", owner="a")
     (info,) = registry.kernels()
-    assert (info.isolation, info.degraded) == ("namespace", None)
+    assert (info.isolation, info.degraded) == ("namespace", DEGRADED)
     cut = registry.execute(SLEEP, owner="a", timeout=0.2)
     assert (cut.status, cut.kernel.ended) == (CellStatus.TIMED_OUT, False)
     assert registry.execute("x", owner="a").value == "1"
@@ -1085,7 +1086,7 @@ def test_where_namespaces_are_denied_from_now_on_the_next_kernel_says_so_and_the
         else:
             assert answer["value"] == "42"
             levels = {info["owner"]: (info["isolation"], info["degraded"]) for info in one.tell("kernels")}
-            assert levels["a"] == ("namespace", None)
+            assert levels["a"] == ("namespace", DEGRADED)
             assert levels["b"][0] == "none"
             assert "isolation 'namespace' is not available here" in levels["b"][1]
         assert one.cell("x")["value"] == "1"

@@ -137,6 +137,40 @@ def test_what_comes_after_a_cell_is_settled_is_no_strangers_and_no_fault(
     assert caplog.text == ""
 
 
+def test_nothing_is_lost_that_comes_right_behind_the_end_of_a_cell(scripted: Run) -> None:
+    def script(kernel: FakeKernel, request: Request) -> None:
+        kernel.good(request)
+        kernel.stream(request, "behind\n")
+
+    registry, _ = scripted(script)
+    results = [registry.execute("x", owner="a") for _ in range(20)]
+    # It is late output, or the cell's own where it overtakes the reply; that of the last cell is to come.
+    texts = [result.text for result in results]
+    texts += [late.text for result in results for late in result.late_output]
+    assert 19 <= "".join(texts).count("behind") <= 20
+
+
+@pytest.mark.parametrize("has_parent", [True, False])
+def test_what_a_cell_that_ends_its_kernel_has_its_exit_handlers_write_is_its_own(
+    scripted: Run, has_parent: bool
+) -> None:
+    def script(kernel: FakeKernel, request: Request) -> None:
+        kernel.busy(request)
+        kernel.stream(request, "x\n", hermes={"end": 2})
+        kernel.reply(request, hermes={"exit_code": 0, "written": {"stdout": 2, "stderr": 0}})
+        kernel.idle(request)
+        for end in (100_002, 200_002):
+            text = {"name": "stdout", "text": "b" * 100_000}
+            kernel.iopub("stream", text, request if has_parent else None, {"hermes": {"end": end}})
+        kernel.die(0)
+
+    registry, _ = scripted(script)
+    result = registry.execute("x", owner="a")
+    assert (result.status, result.late_output) == (CellStatus.EXITED, ())
+    assert result.truncation.bytes_total == 200_002
+    assert result.stdout.startswith("x\nbbb")
+
+
 def unreadable(kernel: FakeKernel, request: Request) -> None:
     for channel in ("iopub", "shell"):
         kernel.raw(channel, request, b"")

@@ -703,10 +703,8 @@ def test_a_flood_of_comms_shows_nothing_and_hides_nothing(scripted: Run) -> None
     )
 
 
-@pytest.mark.parametrize(
-    "display_id", ["unknown", None, 7, [], {}, "d" * 100_000], ids=lambda i: repr(i)[:10]
-)
-def test_an_update_of_what_was_never_shown_shows_nothing(scripted: Run, display_id: Any) -> None:
+@pytest.mark.parametrize("display_id", [None, 7, [], {}, "d" * 100_000], ids=lambda i: repr(i)[:10])
+def test_an_update_without_an_id_shows_nothing(scripted: Run, display_id: Any) -> None:
     def flood(kernel: FakeKernel, request: Request) -> None:
         content = {"data": {"text/plain": "LIE"}, "metadata": {}, "transient": {"display_id": display_id}}
         kernel.iopub("display_data", {"data": {"text/plain": "shown"}}, request)
