@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from ..cell.events import CellEvent, Display, StreamText, ToolCallEnded, ToolCallStarted
 from ..cell.message import Message
+from ..cell.outputs import size_of
 from ..cell.shown import Cleaner, masked
 from ..cell.text import StreamCleaner
 
@@ -50,10 +51,10 @@ class EventPump:
         if message.msg_type == "stream":
             self._put((content["name"], content["text"]), len(content["text"]))
         elif message.msg_type in _DISPLAYS:
-            data = content["data"]
-            size = sum(len(value) for value in data.values() if isinstance(value, str))
+            data, metadata = content["data"], content.get("metadata", {})
+            size = size_of([data, metadata], MAX_WAITING + 1)
             updates = message.msg_type == "update_display_data"
-            self._put(Display(data, content.get("metadata", {}), updates), size)
+            self._put(Display(data, metadata, updates), size)
 
     async def close(self) -> None:
         """Tell the rest; wait until it is taken, but not for ever."""

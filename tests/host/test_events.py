@@ -107,6 +107,13 @@ def test_one_that_never_returns_does_not_hold_the_end(
     assert not pump._thread.is_alive()
 
 
+def test_a_display_that_is_huge_is_not_told_however_it_is_made() -> None:
+    for large in ({"application/json": [["a"]] * 100_000}, {"text/plain": "x" * module.MAX_WAITING}):
+        message = VOICE.display("d")
+        message.content["data"].update(large)  # type: ignore[index]
+        assert pumped(message, VOICE.stream("a\n")) == [StreamText("stdout", "a\n")]
+
+
 def test_nothing_is_told_after_its_call_has_returned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "DELIVERY", 0.1)
     go = threading.Event()
