@@ -1,4 +1,6 @@
 import asyncio
+import contextlib
+import itertools
 import json
 import os
 import threading
@@ -19,6 +21,7 @@ pytestmark = pytest.mark.usefixtures("leaves_nothing")
 Make = Callable[..., BlockingRegistry]
 
 SECRET = "sk-ant-" + "api03-" + "aB3dE5gH7jK9" * 3  # of a shape that everybody masks
+numbers = itertools.count()
 TOOLBOX = """
 from hermes_kernel import ToolError
 
@@ -40,11 +43,13 @@ TOOLS = [double, fail, large]
 
 def recorded(directory: Path, *cells: str, options: tuple[str, ...] = ("--record-tools",)) -> Path:
     """Record a run of these cells, with tools."""
-    (directory / "my_toolbox.py").write_text(TOOLBOX)
+    toolbox = f"toolbox_{next(numbers)}"  # a module of this process's
+    (directory / f"{toolbox}.py").write_text(TOOLBOX)
     file = script(directory, *cells)
     out = directory / "out.ipynb"
-    arguments = ("--save", out, "--keep-going", "--tools", "my_toolbox:TOOLS", *options)
-    assert hermes("run", file, *arguments, cwd=directory).code in (0, 1)
+    arguments = ("--save", out, "--keep-going", "--tools", f"{toolbox}:TOOLS", *options)
+    with contextlib.chdir(directory):
+        assert invoked("run", file, *arguments).code in (0, 1)
     return out
 
 
@@ -81,7 +86,8 @@ CELLS = (
 
 def test_a_recorded_run_is_the_same_again_without_its_tools(tmp_path: Path) -> None:
     out = recorded(tmp_path, *CELLS)
-    (tmp_path / "my_toolbox.py").unlink()
+    (toolbox,) = tmp_path.glob("toolbox_*.py")
+    toolbox.unlink()
     ended = hermes("replay", out, cwd=tmp_path)
     assert ended.code == 0, ended.out
     lines = ended.out.splitlines()
