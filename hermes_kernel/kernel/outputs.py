@@ -31,6 +31,7 @@ EXACT = 1000  # changes of stream of one cell that are shown exactly where they 
 FLOOD = 6 * 1024 * 1024  # bytes of one cell that are sent as they come
 REMEMBERED_CELLS = 64  # whose threads may still write
 FLUSH_TIMEOUT = 10.0  # seconds that a waiting flush waits for the IOPub thread
+FLUSH_AGAIN = 0.1  # seconds until that is woken once more
 
 
 _log = logging.getLogger(__name__)
@@ -316,8 +317,11 @@ class OutputLog:
             if threading.current_thread() is iopub.thread:
                 return
             sent = threading.Event()
-            iopub.schedule(sent.set)
-            if not sent.wait(FLUSH_TIMEOUT):
+            until = monotonic() + FLUSH_TIMEOUT
+            while not sent.is_set() and monotonic() < until:
+                iopub.schedule(sent.set)  # again: a signal handler that raised may have kept the thread asleep
+                sent.wait(FLUSH_AGAIN)
+            if not sent.is_set():
                 _log.warning("the IOPub thread did not send within %s s", FLUSH_TIMEOUT)
 
     def flush_soon(self) -> None:
