@@ -10,6 +10,7 @@ import pytest
 
 from hermes_kernel import BlockingRegistry, CellResult, CellStatus, Limits
 
+from ..conftest import DEGRADED
 from .test_cells_basics import still_answers
 
 SURROGATES = {
@@ -197,6 +198,9 @@ lines
 """
 
 
+@pytest.mark.skipif(
+    DEGRADED is not None, reason="on stock paths such a handler may be called within ipykernel's own sending"
+)
 def test_a_signal_handler_that_raises_while_a_cell_prints_loses_nothing(
     make_registry: Callable[..., BlockingRegistry], tmp_path: Path
 ) -> None:

@@ -1,4 +1,5 @@
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -140,8 +141,11 @@ class HeldInterpreter:
 
 def kernels_below() -> list[str]:
     """The kernels that run below this process."""
-    names = (" ".join(process.cmdline()) for process in psutil.Process().children(recursive=True))
-    return [name for name in names if KERNEL_MODULE in name]
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # a ZombieProcess is one: it has just ended
+            found.append(" ".join(process.cmdline()))
+    return [name for name in found if KERNEL_MODULE in name]
 
 
 def test_a_launcher_that_is_closed_has_no_kernel_of_a_launch_that_was_under_way(
