@@ -18,7 +18,7 @@ from typing import Any
 
 from ..cell.transcript import Transcript
 from ..errors import ConfigError
-from ..limits import Limits
+from ..limits import Limits, shown
 from .options import CallArguments, RegistryArguments
 
 PREFIX = "HERMES_KERNEL_"
@@ -231,10 +231,7 @@ def _from_file(name: str, value: Any, path: Path) -> Any:
 
 def _shown(value: Any) -> str:
     """Return a wrong value as its error names it."""
-    try:
-        text = repr(value)
-    except ValueError:  # a whole number with more digits than Python writes
-        return f"<{type(value).__name__}>"
+    text = shown(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 

@@ -31,6 +31,7 @@ from hermes_kernel import (
     Loss,
     Owner,
 )
+from hermes_kernel.cell.events import ToolCallEnded, ToolCallStarted
 from hermes_kernel.host.cut import Cut
 from hermes_kernel.host.session import KernelSession
 
@@ -815,19 +816,24 @@ def test_a_kernel_that_ends_while_its_result_is_made_is_gone_at_once(make_regist
 
 
 def test_the_end_of_a_call_that_outlives_its_cell_is_told(make_registry: Make) -> None:
-    go = threading.Event()
+    reached, go = threading.Event(), threading.Event()
 
     def slow() -> None:
+        reached.set()
         go.wait(30)
 
+    def until_reached() -> None:
+        reached.wait(30)
+
     registry = make_registry()
-    events: list[str] = []
-    code = "import threading, time\nthreading.Thread(target=hermes_tools.slow).start()\ntime.sleep(0.3)"
-    registry.execute(
-        code, owner="a", tools=[slow], on_event=lambda event: events.append(type(event).__name__)
+    events: list[object] = []
+    code = (
+        "import threading\nthreading.Thread(target=hermes_tools.slow).start()\nhermes_tools.until_reached()"
     )
+    registry.execute(code, owner="a", tools=[slow, until_reached], on_event=events.append)
     go.set()
-    assert events == ["ToolCallStarted", "ToolCallEnded"]
+    told = [type(event) for event in events if getattr(event, "name", None) == "slow"]
+    assert told == [ToolCallStarted, ToolCallEnded]
 
 
 def test_what_a_handler_has_left_running_may_call_its_owners_kernel_later() -> None:
@@ -843,11 +849,12 @@ def test_what_a_handler_has_left_running_may_call_its_owners_kernel_later() -> N
             async def schedule() -> None:
                 jobs.append(asyncio.create_task(job()))
 
+            async def hold() -> None:
+                is_over.set()
+                await asyncio.wait(jobs, timeout=0.3)  # it has its turn after this cell
+
             await registry.execute("hermes_tools.schedule()", owner="a", tools=[schedule])
-            running = asyncio.create_task(registry.execute("import time; time.sleep(0.5)", owner="a"))
-            await asyncio.sleep(0.1)
-            is_over.set()
-            return [await running, await jobs[0]]
+            return [await registry.execute("hermes_tools.hold()", owner="a", tools=[hold]), await jobs[0]]
 
     ordinary, later = asyncio.run(main())
     assert (ordinary.status, later.status, later.value) == (CellStatus.OK, CellStatus.OK, "'of the job'")

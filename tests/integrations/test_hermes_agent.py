@@ -672,16 +672,17 @@ def test_what_a_tool_answers_is_what_its_text_stands_for(make: Make, answer: obj
     assert execute("import hermes_tools; print(hermes_tools.echo())")["output"] == f"{told}\n"
 
 
+@contextlib.contextmanager
+def noted(told: list[str]) -> Iterator[None]:
+    told.append("before")
+    yield
+    told.append("after")
+
+
 def test_a_call_is_served_inside_of_what_the_host_puts_around_it(make: Make) -> None:
     told: list[str] = []
 
-    @contextlib.contextmanager
-    def around() -> Iterator[None]:
-        told.append("before")
-        yield
-        told.append("after")
-
-    make(around_dispatch=around, dispatch=lambda *_, **__: told.append("call"))
+    make(around_dispatch=lambda: noted(told), dispatch=lambda *_, **__: told.append("call"))
     assert execute("import hermes_tools as h; print(h.echo(1))")["output"] == "None\n"
     assert told == ["before", "call", "after"]
 
@@ -702,17 +703,11 @@ def test_an_async_dispatch_runs_in_the_callers_context_variables_and_after_what_
 ) -> None:
     told: list[str] = []
 
-    @contextlib.contextmanager
-    def around() -> Iterator[None]:
-        told.append("before")
-        yield
-        told.append("after")
-
     async def dispatch(name: str, arguments: dict[str, Any], **_: Any) -> str:
         told.append(f"{SESSION.get()}: {arguments['value']}")
         return "1"
 
-    make(around_dispatch=around, dispatch=dispatch)
+    make(around_dispatch=lambda: noted(told), dispatch=dispatch)
     assert in_session("one", "import hermes_tools as h; print(h.echo(5))")["output"] == "1\n"
     assert told == ["before", "after", "one: 5"]
 
