@@ -20,9 +20,9 @@ from ipykernel.control import ControlThread
 from ipykernel.displayhook import ZMQDisplayHook
 from ipykernel.iostream import IOPubThread
 from ipykernel.kernelapp import IPKernelApp
-from IPython.core.application import BaseIPythonApplication
+from IPython.core.application import ENV_CONFIG_DIRS, SYSTEM_CONFIG_DIRS, BaseIPythonApplication
 from IPython.core.profiledir import ProfileDir
-from traitlets import Bool, Dict, Type, Unicode
+from traitlets import Bool, Dict, Type, Unicode, observe
 from traitlets.config import Config
 from zmq.eventloop.zmqstream import ZMQStream
 
@@ -41,6 +41,8 @@ CHANNELS = ("shell", "iopub", "stdin", "control", "hb")
 
 
 M_ARENA_MAX = -8  # of malloc.h
+HEARTBEAT_DELAY = 0.3  # seconds in which a first cell has the processors; a client waits 1 for the first beat
+CONTROL_TIMEOUT = 5.0  # seconds for the control thread to answer what it has begun with
 
 
 class NoShellChannelThread:
@@ -54,18 +56,18 @@ class NoShellChannelThread:
 
 
 class EmptyProfileDir(ProfileDir):
-    """A profile with nothing in it. What is written there makes its directory itself."""
+    """A profile with nothing in it, which may move. What is written there makes its directory itself."""
 
-    def check_dirs(self) -> None:
+    def check_dirs(self, change: Any = None) -> None:
         """Make none of the directories that a profile may have."""
 
-    def move_to(self, location: str) -> None:
-        """Stand somewhere else from now on."""
-        self._location_isset = False
-        self.location = location
+    check_log_dir = check_startup_dir = check_security_dir = check_pid_dir = check_static_dir = check_dirs
 
-    def _mkdir(self, path: str, mode: int | None = None) -> bool:
-        return False
+    @observe("location")
+    def _location_changed(self, change: Any) -> None:
+        for kind in ("security", "log", "startup", "pid", "static"):
+            name = getattr(self, f"{kind}_dir_name")
+            setattr(self, f"{kind}_dir", os.path.join(change["new"], name))
 
 
 class HermesKernelApp(IPKernelApp):
@@ -118,6 +120,7 @@ class HermesKernelApp(IPKernelApp):
         self.init_blackhole()
         self.displayhook = ZMQDisplayHook(self.session, None)
         self.use_streams()
+        self.patch_io()
         self.kernel = self.kernel_class.instance(
             parent=self,
             session=self.session,
@@ -131,17 +134,19 @@ class HermesKernelApp(IPKernelApp):
         self.init_extensions()
         self._modules_at_start = set(sys.modules)
 
-    def bind(self) -> None:
-        """Open the sockets that the connection file names, and start the threads that serve them."""
+    def bind(self, *, heartbeat_delay: float = 0.0) -> None:
+        """Open the sockets that the connection file names, and start the threads that serve them.
+
+        *heartbeat_delay*: seconds until the heartbeat begins, where its place is known without it.
+        """
         keep_room_for_cells()
         self.session.session = str(uuid.uuid4())
         self.session.pid = os.getpid()
         self.kernel.ident = str(uuid.uuid4())
         self.init_sockets()
-        self.init_heartbeat()
         self.init_io()
         self.init_signal()
-        self._bind_kernel()
+        self._bind_kernel(heartbeat_delay)
 
     def bind_in(self, place: Path, *, waits: bool) -> None:
         """Open the sockets as ``place-1`` to ``place-5``, before there is a connection file.
@@ -154,7 +159,7 @@ class HermesKernelApp(IPKernelApp):
             setattr(self, f"{channel}_port", number)
         self.session.key = os.urandom(32)  # nobody's, until the connection file is there
         self._directory = place.parent
-        self.bind()
+        self.bind(heartbeat_delay=0.0 if waits else HEARTBEAT_DELAY)
         if waits:
             self.kernel.get_ready()  # it says so, and nobody hears it
             # Whoever subscribes is greeted, with a signature: that must wait until the key is there.
@@ -179,18 +184,29 @@ class HermesKernelApp(IPKernelApp):
         self._configure_kernel()
         self.init_code()
 
+    def end_control(self) -> None:
+        """Let the control thread end before the IOPub thread does, with which the end of the process begins.
+
+        What it says goes through that thread; where nobody reads, ipykernel's sending waits for ever.
+        """
+        thread = self.control_thread
+        if thread is not None and thread.is_alive():
+            thread.stop()
+            thread.join(CONTROL_TIMEOUT)
+
     def _bind_to_process(self) -> None:
         here = os.environ.get("IPYTHONDIR")
         if here is not None and self.ipython_dir != here:  # type: ignore[has-type]
             self.ipython_dir = self.kernel.shell.ipython_dir = here
-            self.profile_dir.move_to(os.path.join(here, "profile_default"))
+            self.profile_dir.location = os.path.join(here, "profile_default")
         self.kernel.bind()
         self.init_gui_pylab()
 
     def init_connection_file(self) -> None:
         """Load the connection file and what the host has added to it."""
         try:
-            info = json.loads(Path(self.abs_connection_file).read_text(encoding="utf-8"))
+            with open(self.abs_connection_file, encoding="utf-8") as file:
+                info = json.load(file)
         except FileNotFoundError:  # started by hand: ipykernel makes one
             info = {}
         if "hermes" not in info:
@@ -226,6 +242,12 @@ class HermesKernelApp(IPKernelApp):
         for stream in self.streams:  # or it would be a part of the first cell
             stream.flush()
         self.shell._sys_modules_keys = self._modules_at_start
+
+    def _run_startup_files(self) -> None:
+        """Run start-up files, where there is a place for them: IPython looks eight times into four."""
+        places = (self.profile_dir.location, *ENV_CONFIG_DIRS, *SYSTEM_CONFIG_DIRS)
+        if "PYTHONSTARTUP" in os.environ or any(os.path.isdir(f"{place}/startup") for place in places):
+            super()._run_startup_files()
 
     def init_poller(self) -> None:
         """End with the parent process, unless something of ours sees to that; on Windows, hear interrupts."""
@@ -279,7 +301,8 @@ class HermesKernelApp(IPKernelApp):
         pipes = self.options.get("stdio") or self.stdio or [None, None]
         self.output_log.bind(self.session, self.iopub_thread, directory, self.streams, pipes)
         self.use_streams()
-        self.patch_io()
+        if self.degraded is not None:
+            self.patch_io()
 
     def use_streams(self) -> None:
         """Make our streams ``sys.stdout`` and ``sys.stderr``, whatever a cell has put in their place."""
@@ -293,7 +316,7 @@ class HermesKernelApp(IPKernelApp):
             HermesOutStream(self.output_log, "stderr"),
         ]
 
-    def _bind_kernel(self) -> None:
+    def _bind_kernel(self, heartbeat_delay: float) -> None:
         """Give the kernel its channels and start the threads that serve them."""
         kernel, shell = self.kernel, self.kernel.shell
         loop = self.control_thread.io_loop
@@ -301,6 +324,10 @@ class HermesKernelApp(IPKernelApp):
         if self.debugger:
             kernel.debugpy_stream = ZMQStream(self.debugpy_socket, loop)
             kernel.debug_shell_socket = self.debug_shell_socket
+        if heartbeat_delay:
+            loop.call_later(heartbeat_delay, self.init_heartbeat)
+        else:
+            self.init_heartbeat()
         self.control_thread.start()
         kernel.control_thread = self.control_thread
         kernel.shell_channel_thread = NoShellChannelThread()
@@ -410,6 +437,8 @@ def run(app: HermesKernelApp) -> int:
     except Exception:
         app.log.critical("the kernel has broken down", exc_info=True)
         return 1
+    finally:
+        app.end_control()
     sys.stdout.flush()
     return int(app.kernel.exit_code)
 

@@ -86,7 +86,12 @@ class HermesKernel(IPythonKernel):
         """Do what has to be done before requests are served, once."""
         if not self._is_ready:
             self._is_ready = True
-            super().start()
+            # Without a debugger ipykernel warns at every start, in every log, that there is none.
+            self.log.disabled = self.debugpy_stream is None
+            try:
+                super().start()
+            finally:
+                self.log.disabled = False
             carry_cell_into_threads()
             self.shell.user_ns_hidden[NAME] = self.tools.module
             self._wake_on_signals()

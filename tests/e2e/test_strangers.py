@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zmq
 from jupyter_client.blocking.client import BlockingKernelClient
 
 from hermes_kernel import BlockingRegistry, CellStatus, Limits
+
+from .. import traces
 
 Make = Callable[..., BlockingRegistry]
 
@@ -150,6 +153,34 @@ def test_a_strangers_own_queue_stops_at_its_failure_as_in_any_kernel(
         if reply["parent_header"]["msg_id"] == second:
             break
     assert reply["content"]["status"] == "aborted"
+
+
+@pytest.mark.parametrize(
+    ("method", "spares"), [("fork", 0), ("fork", 1), ("spawn", 0)], ids=["fork", "spare", "spawn"]
+)
+def test_the_heart_beats_for_whoever_asks_however_the_kernel_was_made(
+    make_registry: Make, tmp_path: Path, method: str, spares: int
+) -> None:
+    registry = make_registry(limits=Limits(start_method=method, spare_kernels=spares))
+    if spares:
+        registry.execute("1", owner="before")
+        assert traces.eventually(lambda: registry.stats()["spares"], within=20)
+    registry.execute("1", owner="a")
+    manager = registry.manager("a")
+    assert manager is not None
+    with zmq.Context() as context, context.socket(zmq.REQ) as heart:
+        heart.connect(f"ipc://{manager.ip}-{manager.hb_port}")
+        for beat in (b"one", b"two"):
+            heart.send(beat)
+            assert heart.poll(10_000)
+            assert heart.recv() == beat
+        # A client that starts its channels takes the kernel for dead where it does not beat.
+        client = manager.client()
+        client.start_channels(hb=True)
+        try:
+            assert traces.eventually(client.hb_channel.is_beating)
+        finally:
+            client.stop_channels()
 
 
 @pytest.mark.parametrize("end", ["time", "caller"])
