@@ -14,6 +14,7 @@ import os
 import re
 import secrets
 import shutil
+import socket
 import stat
 import struct
 import subprocess
@@ -250,6 +251,17 @@ def directories_of(lease_file: Path) -> tuple[Path, ...]:
     return tuple(directory for directory in dict.fromkeys((path, *short)) if _is_own_directory(directory))
 
 
+def abandoned_directories(base: Path) -> list[Path]:
+    """Return the directories of kernels that have no lease, where nobody reads the sockets.
+
+    A lease is there before its directory and goes after it, so somebody has deleted it: if that was a cell,
+    its kernel may live.
+    """
+    directories = [entry for entry in base.iterdir() if _is_directory_of_ours(entry)]  # before their leases
+    without = [path for path in directories if not os.path.lexists(_lease_of(path))]
+    return [path for path in without if not any(map(_has_reader, directories_of(_lease_of(path))))]
+
+
 def remove_sockets(lease_file: Path, record: Mapping[str, Any]) -> None:
     """Remove the sockets of a kernel whose host has died from where the caller wanted them to stand.
 
@@ -369,6 +381,29 @@ def is_lease_of_ours(path: Path) -> bool:
     """Whether a file has the name of a kernel's lease."""
     name = path.name.removesuffix(lease.SUFFIX)
     return name + lease.SUFFIX == path.name and _SAFE_NAME.fullmatch(name) is not None
+
+
+def _is_directory_of_ours(path: Path) -> bool:
+    """Whether a directory has the name of a kernel's; that of a zygote has no sockets that could tell."""
+    is_ours = _SAFE_NAME.fullmatch(path.name) is not None and not path.name.startswith("zygote-")
+    return is_ours and path.suffix != lease.SUFFIX and _is_own_directory(path)
+
+
+def _has_reader(directory: Path) -> bool:
+    """Whether a process reads one of the sockets in a directory."""
+    return any(_is_read(directory / name) for name in _SOCKET_FILES)
+
+
+def _is_read(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as client:
+        client.setblocking(False)
+        try:
+            client.connect(os.fspath(path))
+        except BlockingIOError:  # many wait already
+            return True
+        except OSError:  # there is none, or nobody has it open
+            return False
+    return True
 
 
 def _is_socket(path: Path) -> bool:

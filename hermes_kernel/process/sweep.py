@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import re
+import sys
 
 from . import lease
 from .lease import Lease
@@ -10,6 +11,7 @@ from .marked import end_marked
 from .published import published_of, withdraw, withdraw_halves
 from .staging import (
     StagingError,
+    abandoned_directories,
     directories_of,
     is_lease_of_ours,
     remove_sockets,
@@ -25,8 +27,8 @@ _log = logging.getLogger(__name__)
 def sweep() -> int:
     """Remove what is left of every kernel that has nobody; return how many there were.
 
-    A lease decides, never a time or a pid. Nothing outside the directories that a kernel of this user has is
-    touched, whatever its record says.
+    A lease decides, or where there is none whether the sockets are read, never a time or a pid. Nothing
+    outside the directories that a kernel of this user has is touched, whatever its record says.
     """
     try:
         base = runtime_base()
@@ -54,7 +56,9 @@ def sweep() -> int:
             one.close()  # the next sweep tries again
         remove_trees(remains)
     remove_retired()
-    return len(dead)
+    abandoned = [] if sys.platform == "win32" else abandoned_directories(base)
+    remove_trees(set_aside(abandoned))
+    return len(dead) + len(abandoned)
 
 
 def remove_retired() -> None:

@@ -385,9 +385,10 @@ def test_nothing_outlives_a_namespace_whoever_is_killed(place: Path, tmp_path: P
 
 def end_all_above(pid: int, zygote: psutil.Process, warden: psutil.Process) -> None:
     """Kill a host and its helpers so that none of them has the time to clean up after another."""
-    for process in (zygote, warden):
+    host_process = psutil.Process(pid)
+    for process in (host_process, zygote, warden):
         process.suspend()
-    for process in (psutil.Process(pid), zygote, warden):
+    for process in (warden, zygote, host_process):  # the end of each wakes the one below it
         process.kill()
 
 

@@ -18,6 +18,7 @@ from hermes_kernel.process.staging import (
     StagingError,
     check_socket_dir,
 )
+from hermes_kernel.process.sweep import sweep
 
 # hk-<user>-<8 digits>/k-5 must still fit behind it.
 LONGEST_SOCKET_DIR = SOCKET_PATH_LIMIT - len(f"/hk-{os.getuid()}-12345678/k-5")
@@ -224,3 +225,55 @@ def test_a_pipe_or_a_link_in_the_place_of_a_file_is_not_read(base: Path, name: s
     (made.path / name).symlink_to(secret)
     assert (made.rest("stdout"), made.log_tail()) == (StreamRest(), "")
     made.remove()
+
+
+# -- what nobody's lease stands for -----------------------------------------------------------------------
+
+
+def without_lease(name: str) -> Staging:
+    made = Staging.create(name)
+    made.lease.remove()
+    return made
+
+
+def test_the_sweep_removes_what_has_lost_its_lease_and_is_read_by_nobody(base: Path) -> None:
+    dead, empty = without_lease("dead"), without_lease("empty")
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(f"{dead.sockets}-4")
+    assert sweep() == 2
+    assert not dead.path.exists()
+    assert not empty.path.exists()
+    assert list(base.iterdir()) == []
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+def test_the_sweep_leaves_a_kernel_alone_whose_lease_a_cell_has_deleted(base: Path, is_full: bool) -> None:
+    alive, dead = without_lease("alive"), without_lease("dead")
+    with socket.socket(socket.AF_UNIX) as reader, socket.socket(socket.AF_UNIX) as other:
+        reader.bind(f"{alive.sockets}-4")
+        reader.listen(0)
+        if is_full:
+            other.connect(f"{alive.sockets}-4")
+        assert sweep() == 1
+    assert list(base.iterdir()) == [alive.path]
+    assert not dead.path.exists()
+    alive.remove()
+
+
+def test_the_sweep_leaves_alone_what_is_no_kernels(base: Path, tmp_path: Path) -> None:
+    held = Staging.create("held")
+    zygote = without_lease("zygote-1")
+    (base / "link").symlink_to(tmp_path)
+    (base / "file").write_text("x")
+    (base / ".hidden").mkdir()
+    before = sorted(base.iterdir())
+    try:
+        assert sweep() == 0
+        assert sorted(base.iterdir()) == before
+    finally:
+        held.lease.close()
+        held.remove()
+        zygote.remove()
+        for stranger in (base / "link", base / "file"):
+            stranger.unlink(missing_ok=True)
+        (base / ".hidden").rmdir()
