@@ -8,13 +8,13 @@ from typing import Any, Self, TypeVar, Unpack
 
 from ..cell.result import CellResult
 from ..cell.variables import Variable
-from ..errors import ConfigError, HermesKernelError
+from ..errors import HermesKernelError
 from ..lifecycle.info import KernelInfo
 from ..lifecycle.key import Owner
 from ..process.interpreter import resolve
 from .cut import Cut
 from .manager import HermesKernelManager
-from .options import CallArguments
+from .options import CallArguments, check_function
 from .registry import PROBE_TIMEOUT, RegistryBase, _now, delegated, owned_by
 
 T = TypeVar("T")
@@ -57,8 +57,8 @@ class BlockingRegistry(RegistryBase):
         (nothing was started) and KernelStartError. An exception that reaches the waiting thread
         (KeyboardInterrupt, one of *interrupted*) interrupts the cell and is passed on.
         """
-        if interrupted is not None and not callable(interrupted):
-            raise ConfigError(f"interrupted={interrupted!r} cannot be called; give a function")
+        if interrupted is not None:
+            check_function("interrupted", interrupted)
         call = self._options.call(code, owner, arguments)
         cut = Cut()
         try:

@@ -30,7 +30,7 @@ from ..process.launch import Launcher, ProcessLimits
 from .bridge import KernelBridge
 from .cut import Cut
 from .manager import HermesKernelManager
-from .options import Call, RegistryOptions
+from .options import Call, RegistryOptions, check_function
 from .queue import CellQueue, Turn
 from .results import Results
 from .session import CellOutcome, KernelGoneError, KernelSession
@@ -187,8 +187,10 @@ class OwnedKernels:
     async def close_where(self, predicate: Callable[[KernelInfo], bool]) -> int:
         """End the kernels that *predicate* picks, with the cells that run on them; return how many.
 
-        One that is being ended already is waited for, and not counted.
+        One that is being ended already is waited for, and not counted. Raises ConfigError for what cannot be
+        called, or is async.
         """
+        check_function("predicate", predicate)
         chosen = [kernel for kernel in self._kernels.values() if predicate(self._info(kernel))]
         number = sum(kernel.ending is None for kernel in chosen)
         await asyncio.gather(*(self._end(kernel, Loss.CLOSED) for kernel in chosen))

@@ -173,7 +173,7 @@ class RegistryOptions:
             raise ConfigError(f"bootstrap is a {type(bootstrap).__name__}; give Python source as a string")
         for name in ("resolve_env", "build_env", "capture_context", "clean"):
             if given.get(name) is not None:
-                _check_function(name, given[name])
+                check_function(name, given[name])
         given["secrets"] = checked_secrets(given.get("secrets", ()))
         given["env_passthrough"] = _checked_passthrough(given.get("env_passthrough", ()))
         given["transcript"] = checked_transcript(given.get("transcript"))
@@ -214,8 +214,8 @@ class RegistryOptions:
             policy = _rebuilt(policy, passes, self.build_env, key.python)
         cleaner = cleaner_for(self.secrets, env, sys.platform, policy, self.clean)
         on_event = given.get("on_event")
-        if on_event is not None and not callable(on_event):
-            raise ConfigError(f"on_event={on_event!r} cannot be called; give a function")
+        if on_event is not None:
+            check_function("on_event", on_event)
         events = None if on_event is None else EventPump(on_event, cleaner)
         call = Call(
             key,
@@ -351,7 +351,7 @@ def _checked_runner(runner: Any) -> Callable[[Callable[[], Any]], Any]:
     return checked
 
 
-def _check_function(name: str, given: object) -> None:
+def check_function(name: str, given: object) -> None:
     """Refuse what cannot be called, and what is async: whatever it would say, what it returns is true."""
     if not callable(given):
         raise ConfigError(f"{name}={shown(given)} cannot be called; give a function")
@@ -365,7 +365,7 @@ def _is_async(function: object) -> bool:
 
 def _checked_passthrough(given: Any) -> tuple[str, ...] | Callable[[str], bool]:
     if callable(given):
-        _check_function("env_passthrough", given)
+        check_function("env_passthrough", given)
         function: Callable[[str], bool] = given
         return function
     if isinstance(given, str):

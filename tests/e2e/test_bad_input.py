@@ -281,6 +281,22 @@ def test_an_async_function_is_refused_where_its_answer_would_not_be_waited_for(
             make_registry(**{name: function})
 
 
+@pytest.mark.parametrize("name", ["interrupted", "on_event"])
+def test_an_async_function_of_a_call_is_refused(registry: BlockingRegistry, name: str) -> None:
+    for function in (async_function, async_generator, AsyncCallable(), partial(async_function, 1)):
+        with refused(name, "async", by=registry):
+            registry.execute("1", owner="a", **{name: function})
+    works(registry)
+
+
+def test_a_predicate_that_is_no_plain_function_ends_no_kernel(registry: BlockingRegistry) -> None:
+    registry.execute("x = 1", owner="a")
+    for function in (async_function, async_generator, AsyncCallable(), True, None):
+        with refused("predicate"):
+            registry.close_where(function)  # type: ignore[arg-type]
+    assert registry.execute("x", owner="a").value == "1"
+
+
 def test_a_transcript_with_a_name_that_no_file_can_have_is_refused(
     make_registry: REGISTRY, tmp_path: Path
 ) -> None:
