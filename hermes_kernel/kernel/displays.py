@@ -60,8 +60,11 @@ class Bundle:
         ipykernel to say so.
         """
         sizes = {mime: size_of(value) for mime, value in data.items()}
-        total = sum(size or 0 for size in sizes.values())
+        about = (size_of(metadata) or 0) if metadata else 0
+        total = about + sum(size or 0 for size in sizes.values())
         if total > BUNDLE_BYTES:
+            if about > TEXT_BYTES:
+                sizes["metadata"] = about
             return cls(_too_large(data, sizes, total), {}, TEXT_BYTES)
         bad = [mime for mime, size in sizes.items() if size is None]
         if not bad or len(bad) == len(data):

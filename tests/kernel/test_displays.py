@@ -213,7 +213,7 @@ def test_threads_lose_no_count(cell: Cell) -> None:
 def test_a_bundle_within_its_bounds_is_sent_as_it_is() -> None:
     data = {"text/plain": "a" * 10, "image/png": b"123", "application/json": {"a": 1}}
     bundle = Bundle.of(data, {"width": 3})
-    assert (bundle.data, bundle.metadata, bundle.size) == (data, {"width": 3}, 10 + 3 + 8)
+    assert (bundle.data, bundle.metadata, bundle.size) == (data, {"width": 3}, 10 + 3 + 8 + 12)
     assert bundle.data is not data
 
 
@@ -224,6 +224,15 @@ def test_a_bundle_that_is_too_large_keeps_its_text_and_says_what_is_missing() ->
     assert "text/plain" not in bundle.data["text/plain"]
     assert bundle.metadata == {}
     assert bundle.size < 2 * TEXT_BYTES
+
+
+def test_what_is_said_about_a_display_counts_as_a_part_of_it() -> None:
+    whole = Bundle.of({"text/plain": "a"}, {"image/png": {"alt": "x" * 1000}})
+    assert whole.size > 1000
+    assert whole.metadata["image/png"]
+    cut = Bundle.of({"text/plain": "a"}, {"image/png": {"alt": "x" * BUNDLE_BYTES}})
+    assert cut.metadata == {}
+    assert cut.data["text/plain"].startswith("a\n[left out: metadata of 33,554,")
 
 
 def test_a_text_that_is_too_large_is_cut_and_says_so() -> None:
