@@ -41,8 +41,7 @@ CHANNELS = ("shell", "iopub", "stdin", "control", "hb")
 
 
 M_ARENA_MAX = -8  # of malloc.h
-HEARTBEAT_DELAY = 0.3  # seconds in which a first cell has the processors; a client waits 1 for the first beat
-CONTROL_TIMEOUT = 5.0  # seconds for the control thread to answer what it has begun with
+CONTROL_TIMEOUT = 0.3  # seconds for the control thread to end; its host waits 1 for the whole process
 
 
 class NoShellChannelThread:
@@ -65,6 +64,7 @@ class EmptyProfileDir(ProfileDir):
 
     @observe("location")
     def _location_changed(self, change: Any) -> None:
+        os.makedirs(change["new"], exist_ok=True)  # IPython finds a profile by its directory
         for kind in ("security", "log", "startup", "pid", "static"):
             name = getattr(self, f"{kind}_dir_name")
             setattr(self, f"{kind}_dir", os.path.join(change["new"], name))
@@ -134,19 +134,17 @@ class HermesKernelApp(IPKernelApp):
         self.init_extensions()
         self._modules_at_start = set(sys.modules)
 
-    def bind(self, *, heartbeat_delay: float = 0.0) -> None:
-        """Open the sockets that the connection file names, and start the threads that serve them.
-
-        *heartbeat_delay*: seconds until the heartbeat begins, where its place is known without it.
-        """
+    def bind(self) -> None:
+        """Open the sockets that the connection file names, and start the threads that serve them."""
         keep_room_for_cells()
         self.session.session = str(uuid.uuid4())
         self.session.pid = os.getpid()
         self.kernel.ident = str(uuid.uuid4())
         self.init_sockets()
+        self.init_heartbeat()
         self.init_io()
         self.init_signal()
-        self._bind_kernel(heartbeat_delay)
+        self._bind_kernel()
 
     def bind_in(self, place: Path, *, waits: bool) -> None:
         """Open the sockets as ``place-1`` to ``place-5``, before there is a connection file.
@@ -159,7 +157,7 @@ class HermesKernelApp(IPKernelApp):
             setattr(self, f"{channel}_port", number)
         self.session.key = os.urandom(32)  # nobody's, until the connection file is there
         self._directory = place.parent
-        self.bind(heartbeat_delay=0.0 if waits else HEARTBEAT_DELAY)
+        self.bind()
         if waits:
             self.kernel.get_ready()  # it says so, and nobody hears it
             # Whoever subscribes is greeted, with a signature: that must wait until the key is there.
@@ -316,7 +314,7 @@ class HermesKernelApp(IPKernelApp):
             HermesOutStream(self.output_log, "stderr"),
         ]
 
-    def _bind_kernel(self, heartbeat_delay: float) -> None:
+    def _bind_kernel(self) -> None:
         """Give the kernel its channels and start the threads that serve them."""
         kernel, shell = self.kernel, self.kernel.shell
         loop = self.control_thread.io_loop
@@ -324,10 +322,6 @@ class HermesKernelApp(IPKernelApp):
         if self.debugger:
             kernel.debugpy_stream = ZMQStream(self.debugpy_socket, loop)
             kernel.debug_shell_socket = self.debug_shell_socket
-        if heartbeat_delay:
-            loop.call_later(heartbeat_delay, self.init_heartbeat)
-        else:
-            self.init_heartbeat()
         self.control_thread.start()
         kernel.control_thread = self.control_thread
         kernel.shell_channel_thread = NoShellChannelThread()

@@ -28,9 +28,9 @@ class Leftovers:
 
 def _running() -> Iterator[tuple[object, str]]:
     for thread in threading.enumerate():
-        # ZeroMQ starts one of its own for a large message, when it likes; the heartbeat comes late.
-        is_ours = type(thread).__module__.startswith(("zmq.", "ipykernel."))
-        if thread is not threading.main_thread() and not is_ours:
+        # ZeroMQ starts one of its own for a large message, when it likes.
+        is_zmqs = type(thread).__module__.startswith("zmq.")
+        if thread is not threading.main_thread() and not is_zmqs:
             yield ("thread", id(thread)), f"thread {thread.name[:LONGEST]}"
     for pid in _children():
         name = _name_of(pid)

@@ -251,15 +251,24 @@ def directories_of(lease_file: Path) -> tuple[Path, ...]:
     return tuple(directory for directory in dict.fromkeys((path, *short)) if _is_own_directory(directory))
 
 
-def abandoned_directories(base: Path) -> list[Path]:
-    """Return the directories of kernels that have no lease, where nobody reads the sockets.
+def lost_leases(base: Path) -> list[Path]:
+    """Return where the leases of kernels stood that are gone, but for their directories.
 
     A lease is there before its directory and goes after it, so somebody has deleted it: if that was a cell,
-    its kernel may live.
+    its kernel may live. It does not if its sockets are there and nobody reads them, or if it never began.
+    Whoever takes such a lease must look again.
     """
     directories = [entry for entry in base.iterdir() if _is_directory_of_ours(entry)]  # before their leases
-    without = [path for path in directories if not os.path.lexists(_lease_of(path))]
-    return [path for path in without if not any(map(_has_reader, directories_of(_lease_of(path))))]
+    without = [file for file in map(_lease_of, directories) if not os.path.lexists(file)]
+    return [file for file in without if is_abandoned(file)]
+
+
+def is_abandoned(lease_file: Path) -> bool:
+    """Whether a kernel without a lease is gone, as far as its directories tell: sockets may be elsewhere."""
+    places = [directory / name for directory in directories_of(lease_file) for name in _SOCKET_FILES]
+    sockets = list(filter(_is_socket, places))
+    has_begun = (lease_file.with_suffix("") / "session.json").exists()
+    return not any(map(_is_read, sockets)) if sockets else not has_begun
 
 
 def remove_sockets(lease_file: Path, record: Mapping[str, Any]) -> None:
@@ -389,20 +398,16 @@ def _is_directory_of_ours(path: Path) -> bool:
     return is_ours and path.suffix != lease.SUFFIX and _is_own_directory(path)
 
 
-def _has_reader(directory: Path) -> bool:
-    """Whether a process reads one of the sockets in a directory."""
-    return any(_is_read(directory / name) for name in _SOCKET_FILES)
-
-
 def _is_read(path: Path) -> bool:
+    """Whether somebody may read a socket: that nobody does is said by the system."""
     with socket.socket(socket.AF_UNIX) as client:
         client.setblocking(False)
         try:
             client.connect(os.fspath(path))
-        except BlockingIOError:  # many wait already
-            return True
-        except OSError:  # there is none, or nobody has it open
+        except (ConnectionRefusedError, FileNotFoundError):
             return False
+        except OSError:  # many wait already, or it is locked
+            return True
     return True
 
 

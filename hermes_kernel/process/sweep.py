@@ -4,6 +4,7 @@ import contextlib
 import logging
 import re
 import sys
+from pathlib import Path
 
 from . import lease
 from .lease import Lease
@@ -11,9 +12,10 @@ from .marked import end_marked
 from .published import published_of, withdraw, withdraw_halves
 from .staging import (
     StagingError,
-    abandoned_directories,
     directories_of,
+    is_abandoned,
     is_lease_of_ours,
+    lost_leases,
     remove_sockets,
     remove_trees,
     runtime_base,
@@ -56,9 +58,23 @@ def sweep() -> int:
             one.close()  # the next sweep tries again
         remove_trees(remains)
     remove_retired()
-    abandoned = [] if sys.platform == "win32" else abandoned_directories(base)
-    remove_trees(set_aside(abandoned))
-    return len(dead) + len(abandoned)
+    return len(dead) + (0 if sys.platform == "win32" else _sweep_abandoned(base))
+
+
+def _sweep_abandoned(base: Path) -> int:
+    """Remove what has lost its lease; return how many there were. While one is removed its name is held."""
+    number = 0
+    for path in lost_leases(base):
+        try:
+            taken = Lease.take(path)
+        except OSError as error:  # somebody has the name now
+            _log.info("%s is left alone: %s", path, error)
+            continue
+        remains = set_aside(directories_of(path)) if is_abandoned(path) else ()
+        taken.remove()
+        remove_trees(remains)
+        number += bool(remains)
+    return number
 
 
 def remove_retired() -> None:

@@ -2,6 +2,7 @@
 
 import signal
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -128,6 +129,24 @@ def test_what_would_keep_the_process_alive_does_not_hold_an_exit(registry: Block
         assert time.monotonic() - started < 4, before
         assert (result.status, result.exit_code) == (CellStatus.EXITED, 3), before
         assert still_answers(registry).kernel.lost is Loss.EXITED, before
+
+
+def test_the_control_thread_of_a_kernel_that_ends_speaks_no_more(
+    registry: BlockingRegistry, tmp_path: Path
+) -> None:
+    """Its words go through the IOPub thread, whose end comes next: it would wait for one that has gone."""
+    seen = tmp_path / "threads"
+    result = registry.execute(
+        "import atexit, pathlib, sys, threading\n"
+        "names = lambda: repr([thread.name for thread in threading.enumerate()])\n"
+        f"atexit.register(lambda: pathlib.Path({str(seen)!r}).write_text(names()))\n"
+        "sys.exit(3)",
+        owner="a",
+    )
+    assert (result.status, result.exit_code) == (CellStatus.EXITED, 3)
+    names = seen.read_text()
+    assert "IOPub" in names
+    assert "Control" not in names
 
 
 DEATHS = {

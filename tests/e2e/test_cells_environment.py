@@ -3,11 +3,13 @@
 import json
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import pytest
 
 from hermes_kernel import BlockingRegistry, Owner
 
+from .. import interpreters
 from .test_cells_basics import still_answers
 
 KEY = "sk-hold0123456789abcdefghij"
@@ -37,6 +39,25 @@ def test_a_secret_of_the_host_is_in_no_environment_of_the_cell(
         assert "OPENAI" not in result.stdout, code
     assert registry.execute("os.environ.get('OPENAI_API_KEY') is None", owner="a").value == "True"
     still_answers(registry)
+
+
+def test_a_kernel_begins_with_an_empty_log_and_a_profile_of_its_own(registry: BlockingRegistry) -> None:
+    code = "from IPython.paths import locate_profile; locate_profile() == get_ipython().profile_dir.location"
+    assert registry.execute(code, owner="a").value == "True"
+    (info,) = registry.kernels()
+    assert info.connection_file is not None
+    assert "debug" not in Path(info.connection_file).with_name("kernel.log").read_text()
+
+
+def test_the_start_up_files_of_the_interpreters_environment_are_run(
+    registry: BlockingRegistry, tmp_path: Path
+) -> None:
+    python = interpreters.bare(sys.executable, tmp_path / "venv", lent=sys.executable)
+    startup = tmp_path / "venv" / "etc" / "ipython" / "startup"
+    startup.mkdir(parents=True)
+    (startup / "10-first.py").write_text("begun = ['py']")
+    (startup / "20-second.ipy").write_text("begun.append('ipy')")
+    assert registry.execute("begun", owner="a", python=python).value == "['py', 'ipy']"
 
 
 def test_variables_pass_by_an_allow_list_and_a_secret_name_beats_it(

@@ -1240,6 +1240,28 @@ def test_a_cell_that_wants_more_memory_than_there_is_gets_an_error_and_its_kerne
     assert registry.execute("x", owner="a").value == "1"
 
 
+@pytest.mark.parametrize("way", [FORK, SPARE, SPAWN], ids=["fork", "spare", "spawn"])
+def test_a_first_cell_that_takes_all_the_memory_for_a_while_keeps_its_kernel(
+    make_registry: Make, way: Way
+) -> None:
+    """Nothing of the kernel's own is made later: ZeroMQ ends the process where it gets no memory."""
+    registry = made(make_registry, way, memory_limit=600 * 1024 * 1024)
+    code = """
+import time
+def take(size):
+    taken = []
+    while size >= 512:
+        try:
+            taken.append(bytearray(size))
+        except MemoryError:
+            size //= 2
+    time.sleep(1)
+x = 1
+take(2**26)"""
+    assert registry.execute(code, owner="a", timeout=30).kernel.ended is False
+    assert registry.execute("x", owner="a").value == "1"
+
+
 @BOTH
 def test_a_kernel_itself_takes_little_of_the_memory_that_its_cells_may_have(
     make_registry: Make, way: Way

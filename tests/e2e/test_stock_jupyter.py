@@ -114,22 +114,3 @@ def _is_dead(pid: int) -> bool:
         return Path(f"/proc/{pid}/cmdline").read_bytes() == b""
     except FileNotFoundError:
         return True
-
-
-@pytest.mark.parametrize("plain", ["0", "1"])
-def test_when_a_kernel_that_was_asked_ends_its_control_thread_speaks_no_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plain: str
-) -> None:
-    """Its words go through the IOPub thread, whose end comes next: it would wait for one that has gone."""
-    monkeypatch.setenv("HERMES_KERNEL_PLAIN", plain)
-    seen = tmp_path / "threads"
-    code = (
-        "import atexit, pathlib, threading\n"
-        "names = lambda: repr([thread.name for thread in threading.enumerate()])\n"
-        f"look = lambda: pathlib.Path({str(seen)!r}).write_text(names())\n"
-        "atexit.register(look) is look"
-    )
-    assert values(code) == ["True"]
-    names = seen.read_text()
-    assert "IOPub" in names
-    assert "Control" not in names

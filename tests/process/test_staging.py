@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import socket
 import stat
 import struct
@@ -258,6 +259,52 @@ def test_the_sweep_leaves_a_kernel_alone_whose_lease_a_cell_has_deleted(base: Pa
     assert list(base.iterdir()) == [alive.path]
     assert not dead.path.exists()
     alive.remove()
+
+
+@pytest.mark.parametrize("is_locked", [False, True])
+def test_the_sweep_leaves_a_kernel_alone_of_whose_sockets_it_cannot_tell(base: Path, is_locked: bool) -> None:
+    """They stand where the caller or a manager wanted them, or others may not even look."""
+    alive = without_lease("alive")
+    alive.write_session({})
+    with socket.socket(socket.AF_UNIX) as reader:
+        if is_locked and os.getuid() != 0:  # root may look everywhere
+            reader.bind(f"{alive.sockets}-4")
+            os.chmod(f"{alive.sockets}-4", 0)
+        assert sweep() == 0
+    assert list(base.iterdir()) == [alive.path]
+    alive.remove()
+
+
+def test_a_name_that_is_taken_while_the_sweep_looks_is_left_alone(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead = without_lease("again")
+    made: list[Staging] = []
+
+    def look_first(lease_file: Path) -> bool:
+        dead.remove()
+        made.append(Staging.create("again"))
+        return True
+
+    monkeypatch.setattr(staging, "is_abandoned", look_first)
+    assert sweep() == 0
+    assert made[0].path.exists()
+    assert made[0].lease.path.exists()
+    made[0].lease.close()
+    made[0].remove()
+
+
+def test_the_sweep_removes_the_short_directory_of_what_has_lost_its_lease(
+    monkeypatch: pytest.MonkeyPatch, runtime: Path
+) -> None:
+    long = runtime / ("x" * 90)
+    long.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(long))
+    dead = without_lease("dead")
+    assert dead.sockets.parent != dead.path
+    assert sweep() == 1
+    assert not dead.sockets.parent.exists()
+    shutil.rmtree(long)
 
 
 def test_the_sweep_leaves_alone_what_is_no_kernels(base: Path, tmp_path: Path) -> None:
