@@ -255,8 +255,8 @@ def lost_leases(base: Path) -> list[Path]:
     """Return where the leases of kernels stood that are gone, but for their directories.
 
     A lease is there before its directory and goes after it, so somebody has deleted it: if that was a cell,
-    its kernel may live. It does not if its sockets are there and nobody reads them, or if it never began.
-    Whoever takes such a lease must look again.
+    its kernel may live. It does not if its sockets are there and nobody reads them. Whoever takes such a
+    lease must look again.
     """
     directories = [entry for entry in base.iterdir() if _is_directory_of_ours(entry)]  # before their leases
     without = [file for file in map(_lease_of, directories) if not os.path.lexists(file)]
@@ -264,11 +264,10 @@ def lost_leases(base: Path) -> list[Path]:
 
 
 def is_abandoned(lease_file: Path) -> bool:
-    """Whether a kernel without a lease is gone, as far as its directories tell: sockets may be elsewhere."""
+    """Whether a kernel without a lease is gone, as far as its sockets tell: they may be elsewhere."""
     places = [directory / name for directory in directories_of(lease_file) for name in _SOCKET_FILES]
     sockets = list(filter(_is_socket, places))
-    has_begun = (lease_file.with_suffix("") / "session.json").exists()
-    return not any(map(_is_read, sockets)) if sockets else not has_begun
+    return bool(sockets) and not any(map(_is_read, sockets))
 
 
 def remove_sockets(lease_file: Path, record: Mapping[str, Any]) -> None:
