@@ -258,7 +258,9 @@ def lost_leases(base: Path) -> list[Path]:
     its kernel may live. It does not if its sockets are there and nobody reads them. Whoever takes such a
     lease must look again.
     """
-    directories = [entry for entry in base.iterdir() if _is_directory_of_ours(entry)]  # before their leases
+    directories: list[Path] = []  # before their leases
+    with contextlib.suppress(FileNotFoundError):
+        directories += filter(_is_directory_of_ours, base.iterdir())
     without = [file for file in map(_lease_of, directories) if not os.path.lexists(file)]
     return [file for file in without if is_abandoned(file)]
 
