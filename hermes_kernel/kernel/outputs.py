@@ -319,9 +319,8 @@ class OutputLog:
             sent = threading.Event()
             until = monotonic() + FLUSH_TIMEOUT
             while not sent.is_set() and monotonic() < until:
-                iopub.schedule(
-                    sent.set
-                )  # again: a signal handler that raised may have kept the thread asleep
+                # Also again: a signal handler that raised may have kept the thread asleep.
+                iopub.schedule(sent.set)
                 sent.wait(FLUSH_AGAIN)
             if not sent.is_set():
                 _log.warning("the IOPub thread did not send within %s s", FLUSH_TIMEOUT)
