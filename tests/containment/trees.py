@@ -33,6 +33,8 @@ def escaped() -> None:
                 os._exit(0)
             time.sleep(LIFE)
             os._exit(0)
+    for _ in range(50):  # until each is where it wants to be
+        os.wait()
 
 
 def deaf() -> None:
