@@ -60,7 +60,8 @@ def leaves_nothing(runtime: Path) -> Iterator[None]:
     gc.collect()
     assert traces.eventually(lambda: not traces.marked_processes(str(runtime)))
     assert traces.zombies() == []
-    assert traces.kernels_of(runtime) == []
+    # Where the host was killed, the warden removes the files when the processes are gone.
+    assert traces.eventually(lambda: not traces.kernels_of(runtime), within=2), traces.kernels_of(runtime)
     assert traces.short_socket_directories() <= sockets
     assert traces.eventually(lambda: traces.threads() <= threads), traces.threads() - threads
     assert traces.eventually(lambda: traces.descriptors() <= fds), "file descriptors were left open"

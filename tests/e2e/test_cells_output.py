@@ -187,8 +187,8 @@ def ring(*_): raise Alarm
 signal.signal(signal.SIGALRM, ring)
 caught = lines = 0
 while caught < 100:
-    signal.setitimer(signal.ITIMER_REAL, 0.003)
     try:
+        signal.setitimer(signal.ITIMER_REAL, 0.003)
         while True:
             print(f"<{lines}>", flush=lines % 50 == 0)
             lines += 1

@@ -1141,7 +1141,7 @@ def test_a_host_without_descriptors_has_a_clear_error_no_leak_and_a_kernel_when_
             answer = one.cell("6 * 7")
             one.tell("leave_descriptors", count=None)
             if answer["raised"] is None:
-                assert answer["value"] == "42"
+                assert answer["value"] == "42", answer
                 break
             errors[count] = answer["raised"]
             assert answer["seconds"] < 3
