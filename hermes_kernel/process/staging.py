@@ -45,6 +45,9 @@ LANDING_SIZE = 64 * 1024
 MARK_SIZE = 256
 """Bytes of the file that names the cell that began last."""
 
+ZYGOTE = "zygote-"
+"""What the name of a zygote's directory begins with."""
+
 _log = logging.getLogger(__name__)
 _REST = struct.Struct(f"=QQ{REST_SIZE}sQ{LANDING_SIZE}s")
 _LONGEST_SUFFIX = "-5"
@@ -395,7 +398,7 @@ def is_lease_of_ours(path: Path) -> bool:
 
 def _is_directory_of_ours(path: Path) -> bool:
     """Whether a directory has the name of a kernel's; that of a zygote has no sockets that could tell."""
-    is_ours = _SAFE_NAME.fullmatch(path.name) is not None and not path.name.startswith("zygote-")
+    is_ours = _SAFE_NAME.fullmatch(path.name) is not None and not path.name.startswith(ZYGOTE)
     return is_ours and path.suffix != lease.SUFFIX and _is_own_directory(path)
 
 

@@ -19,7 +19,7 @@ from ..sidecar import __file__ as _sidecar
 from ..sidecar.system import system
 from .launchclass import Program, ZygoteClass
 from .marked import MARK, end_marked
-from .staging import Staging, remove_trees
+from .staging import ZYGOTE, Staging, remove_trees
 from .warden import WardenedTree, WardenGoneError, end_connection
 
 KERNEL_MODULE = "hermes_kernel.kernel.app"
@@ -46,7 +46,7 @@ class Zygote:
         self.is_leaving = False
         self._said = ""
         self._loop = asyncio.get_running_loop()
-        self._staging = Staging.create(f"zygote-{uuid.uuid4().hex}")
+        self._staging = Staging.create(f"{ZYGOTE}{uuid.uuid4().hex}")
         try:
             ours, theirs = socket.socketpair()
             with theirs:
