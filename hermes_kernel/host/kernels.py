@@ -4,7 +4,6 @@ import asyncio
 import logging
 import math
 import time
-import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
@@ -25,15 +24,16 @@ from ..lifecycle.info import KernelInfo, KernelState
 from ..lifecycle.key import Owner
 from ..lifecycle.loss import Loss
 from ..lifecycle.population import KernelPopulation, KernelRecord
-from ..limits import Limits
-from ..process.launch import Launcher, ProcessLimits
+from ..process.launch import Launched, Launcher, LaunchSpec, ProcessLimits
+from ..process.published import publish_dir
 from .bridge import KernelBridge
 from .cut import Cut
+from .identity import KernelIdentity, kernel_options
 from .manager import HermesKernelManager
 from .options import Call, RegistryOptions, check_function
 from .queue import CellQueue, Turn
 from .results import Results
-from .session import CellOutcome, KernelGoneError, KernelSession
+from .session import END_TIMEOUT, CellOutcome, KernelGoneError, KernelSession
 from .supervisor import Supervisor
 from .transcript import SessionKeeper
 from .variables import NO_ANSWER
@@ -64,18 +64,24 @@ class OwnedKernel:
     """One kernel of one owner, from the claim that made it until it is gone."""
 
     record: KernelRecord
-    kernel_id: str
-    manager: HermesKernelManager
+    identity: KernelIdentity
     started: float
     last_used: float
     cleaner: Cleaner
     queue: CellQueue = field(default_factory=CellQueue)
+    launched: Launched | None = None
+    manager: HermesKernelManager | None = None
     session: KernelSession | None = None
     starting: "asyncio.Task[KernelSession] | None" = None
     running: Cut | None = None
     at_rest: asyncio.Event = field(default_factory=asyncio.Event)
     keeping: asyncio.Lock = field(default_factory=asyncio.Lock)
     ending: "asyncio.Task[None] | None" = None
+
+    @property
+    def kernel_id(self) -> str:
+        """The kernel's name, also of its directory."""
+        return self.identity.kernel_id
 
     def begin(self, cut: Cut) -> None:
         """A call has the turn."""
@@ -167,6 +173,12 @@ class OwnedKernels:
     def manager(self, owner: Owner) -> HermesKernelManager | None:
         """Return the manager of the kernel that the owner used last, None if it has none."""
         kernel = self._last_used(owner)
+        if kernel is not None and kernel.manager is None:
+            kernel.manager = HermesKernelManager.of_registry(
+                kernel.identity, self._launcher, python=kernel.record.key.python
+            )
+            if kernel.launched is not None:
+                kernel.manager.adopt(kernel.launched)
         return None if kernel is None else kernel.manager
 
     async def variables(self, owner: Owner, cleaner: Cleaner) -> tuple[Variable, ...]:
@@ -328,30 +340,13 @@ class OwnedKernels:
         now = asyncio.get_running_loop().time()
         claim = self._population.claim(call.key, now, reset=reset, pinned=call.pinned)
         if claim.is_new:
-            self._kernels[claim.record] = self._new_kernel(call, claim.record)
+            now = time.time()
+            self._kernels[claim.record] = OwnedKernel(claim.record, KernelIdentity(), now, now, call.cleaner)
         self._tear_down_soon(claim.doomed)
         kernel = self._kernels[claim.record]
         kernel.last_used = time.time()
         kernel.cleaner = call.cleaner
         return kernel
-
-    def _new_kernel(self, call: Call, record: KernelRecord) -> OwnedKernel:
-        kernel_id = uuid.uuid4().hex
-        manager = HermesKernelManager(
-            kernel_id=kernel_id,
-            python=call.key.python,
-            launcher=self._launcher,
-            env_policy=call.env_policy,
-            allow_magics=self._options.allow_magics,
-            socket_dir=self._options.socket_dir,
-            private_cwd=True,
-            restartable=False,
-            process_limits=_process_limits(self._options.limits),
-            label={"owner": asdict(record.key.owner)},
-            expose=self._options.expose,
-        )
-        now = time.time()
-        return OwnedKernel(record, kernel_id, manager, now, now, call.cleaner)
 
     def _release(self, kernel: OwnedKernel) -> None:
         kernel.last_used = time.time()
@@ -394,16 +389,19 @@ class OwnedKernels:
 
     async def _bring_up(self, call: Call, kernel: OwnedKernel, deadline: float) -> KernelSession:
         loop = asyncio.get_running_loop()
-        kernel.manager.start_timeout = max(deadline - loop.time(), 0.001)
-        await kernel.manager.start_kernel(cwd=call.key.cwd, env=dict(call.env))
-        launched = kernel.manager.launched
-        if launched is None:
-            raise KernelStartError("the kernel's manager was shut down while it started; call again")
-        secret = kernel.manager.owner_secret
+        try:
+            spec = self._launch_spec(call, kernel.identity, timeout=max(deadline - loop.time(), 0.001))
+            launched = kernel.launched = await self._launcher.launch(spec)
+        except HermesKernelError:
+            raise
+        except Exception as error:
+            raise KernelStartError(f"the kernel did not start: {error}") from error
+        if kernel.manager is not None:
+            kernel.manager.adopt(launched)
         bridge = KernelBridge(
             self._supervisor,
             launched.bridge,
-            token=kernel.manager.bridge_token,
+            token=kernel.identity.bridge_token,
             kernel_id=kernel.kernel_id,
             owner=call.key.owner,
         )
@@ -413,7 +411,7 @@ class OwnedKernels:
                 self._launcher,
                 launched,
                 bridge,
-                owner_secret=secret,
+                owner_secret=kernel.identity.owner_secret,
                 keeps_foreign=self._keeper is not None,
             )
         except zmq.ZMQError as error:  # no descriptors left, for one
@@ -424,6 +422,29 @@ class OwnedKernels:
         if self._options.bootstrap is not None:
             await session.bootstrap(self._options.bootstrap, deadline)
         return session
+
+    def _launch_spec(self, call: Call, identity: KernelIdentity, *, timeout: float) -> LaunchSpec:
+        options, limits = self._options, self._options.limits
+        return LaunchSpec(
+            kernel_id=identity.kernel_id,
+            python=call.key.python,
+            session_key=identity.session_key,
+            cwd=call.key.cwd,
+            env=call.env,
+            env_policy=call.env_policy,
+            options=kernel_options(
+                owner_secret=identity.owner_secret,
+                bridge_token=identity.bridge_token,
+                allow_magics=options.allow_magics,
+            ),
+            socket_dir=options.socket_dir,
+            label={"owner": asdict(call.key.owner)},
+            publish_dir=str(publish_dir()) if options.expose else None,
+            process=ProcessLimits(
+                limits.start_method, limits.isolation, limits.require_isolation, limits.memory_limit
+            ),
+            timeout=timeout,
+        )
 
     def _on_end(self, kernel: OwnedKernel) -> None:
         """The kernel process is gone. A running cell notices by itself; without one nobody else would."""
@@ -479,7 +500,10 @@ class OwnedKernels:
             if kernel.session is not None:
                 await kernel.session.close()
                 await self._keep_foreign_now(kernel, every=True)
-            await kernel.manager.cleanup_resources()
+            if kernel.launched is not None:  # and its sockets could not be made
+                await self._launcher.end(kernel.launched.handle, timeout=END_TIMEOUT)
+            if kernel.manager is not None:
+                await kernel.manager.cleanup_resources()
         except Exception:  # noqa: BLE001  # the edge of a task: the rest of the registry must go on
             _log.exception("ending kernel %s", kernel.kernel_id)
         finally:
@@ -559,8 +583,7 @@ class OwnedKernels:
         return bool(kept)
 
     def _info(self, kernel: OwnedKernel) -> KernelInfo:
-        launched = kernel.manager.launched
-        session = kernel.session
+        launched, session = kernel.launched, kernel.session
         if kernel.ending is not None or not self._population.serves(kernel.record):
             state = KernelState.CLOSING
         elif session is None or kernel.starting is not None:
@@ -583,7 +606,3 @@ class OwnedKernels:
             isolation="none" if launched is None else launched.isolation,
             degraded=None if session is None else session.degraded,
         )
-
-
-def _process_limits(limits: Limits) -> ProcessLimits:
-    return ProcessLimits(limits.start_method, limits.isolation, limits.require_isolation, limits.memory_limit)

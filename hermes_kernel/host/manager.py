@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import os
-import secrets
 import sys
 import warnings
 from collections.abc import Callable
@@ -14,14 +13,14 @@ from jupyter_client.kernelspec import KernelSpec
 from jupyter_client.manager import AsyncKernelManager
 from jupyter_client.session import Session, new_id
 from traitlets import Any as AnyTrait
-from traitlets import Bool, Dict, Float, Instance, Type, Unicode, default
+from traitlets import Bool, Float, Instance, Type, Unicode, default
 
 from ..cell.tools import ToolSet
 from ..errors import ConfigError, HermesKernelError, KernelStartError
 from ..limits import Limits, checked_call_limit
 from ..process import interpreter
 from ..process.environment import EnvPolicy
-from ..process.launch import Launched, Launcher, ProcessLimits
+from ..process.launch import Launched, Launcher
 from ..process.local import LocalLauncher
 from ..process.published import publish_dir
 from ..wire import PACKER, UNPACKER
@@ -30,6 +29,7 @@ from .client import HermesKernelClient, OwnerSession, client_context
 from .clientcells import ClientCells
 from .grant import CellTools
 from .handlers import HandlerLoop
+from .identity import KernelIdentity, kernel_options, new_secret
 from .provisioner import HermesProvisioner, LaunchTerms
 from .supervised import SupervisedLauncher
 from .supervisor import Supervisor
@@ -56,14 +56,9 @@ class HermesKernelManager(AsyncKernelManager):
     socket_dir = Unicode(None, allow_none=True, help="Where the sockets are to stand.").tag(config=True)
     env_policy = Instance(EnvPolicy, ())
     launcher = AnyTrait(None, help="A Launcher; None = one of its own.")
-    private_cwd = Bool(False, help="Whether a kernel without a directory gets one of its own.")
     start_timeout = Float(30.0, help="Seconds for the launch to be done.").tag(config=True)
-    restartable = Bool(True, help="Whether the kernel is this manager's to restart, not a registry's.")
     bridge_token = Unicode(help="What proves to the tool bridge that a connection comes from the kernel.")
-    process_limits = Instance(ProcessLimits, ())
-    label = Dict(help="What people are told about the session.")
     expose = Bool(False, help="Whether people find the kernel in their Jupyter front ends.").tag(config=True)
-    options = Dict(help="More of what the kernel is told in its private connection file.")
 
     client_factory = Type(HermesKernelClient)
     autorestart = Bool(False, help="Never: a lost state must be said, not replaced.")
@@ -84,6 +79,29 @@ class HermesKernelManager(AsyncKernelManager):
         self._handlers = HandlerLoop()
         self._tools = CellTools(tools, calls, loop=self._handlers.get) if tools.tools else None
         self._bridge: KernelBridge | None = None
+        self._is_of_registry = False
+
+    @classmethod
+    def of_registry(
+        cls, identity: KernelIdentity, launcher: Launcher, *, python: str
+    ) -> "HermesKernelManager":
+        """Return a manager of a kernel that a registry launches, and says so by ``adopt``."""
+        session = OwnerSession(
+            key=identity.session_key.encode(),
+            packer=PACKER,
+            unpacker=UNPACKER,
+            owner_secret=identity.owner_secret,
+        )
+        manager = cls(kernel_id=identity.kernel_id, python=python, launcher=launcher, session=session)
+        manager._is_of_registry = True
+        return manager
+
+    def adopt(self, launched: Launched) -> None:
+        """Have the process that a registry has launched, from now on."""
+        provisioner = self.provisioner = self._new_provisioner()
+        self._reconcile_connection_info(provisioner.adopt(self._use_launcher(), launched))
+        self._ready = concurrent.futures.Future()
+        self._ready.set_result(None)
 
     @default("transport")
     def _default_transport(self) -> str:
@@ -100,11 +118,11 @@ class HermesKernelManager(AsyncKernelManager):
 
     @default("bridge_token")
     def _default_bridge_token(self) -> str:
-        return secrets.token_urlsafe(32)
+        return new_secret()
 
     @default("session")
     def _default_session(self) -> Session:
-        return OwnerSession(parent=self, packer=PACKER, unpacker=UNPACKER, owner_secret=secrets.token_hex(16))
+        return OwnerSession(parent=self, packer=PACKER, unpacker=UNPACKER, owner_secret=new_secret())
 
     @property
     def kernel_spec(self) -> KernelSpec:
@@ -124,19 +142,12 @@ class HermesKernelManager(AsyncKernelManager):
             launcher=self._use_launcher(),
             python=self.python,
             env_policy=self.env_policy,
-            options={
-                "ends_on_exit": True,
-                "owner_secret": self.owner_secret,
-                "allow_magics": self.allow_magics,
-                "bridge_token": self.bridge_token,
-                **self.options,
-            },
+            options=kernel_options(
+                owner_secret=self.owner_secret, bridge_token=self.bridge_token, allow_magics=self.allow_magics
+            ),
             socket_dir=self.socket_dir,
-            private_cwd=self.private_cwd,
             connection=self._kept_connection,
             start_timeout=self.start_timeout,
-            process=self.process_limits,
-            label=self.label,
             publish_dir=str(publish_dir()) if self.expose else None,
         )
 
@@ -166,9 +177,7 @@ class HermesKernelManager(AsyncKernelManager):
     async def _async_pre_start_kernel(self, **kwargs: Any) -> Any:
         if self.provisioner is None:
             self.kernel_id = self.kernel_id or kwargs.pop("kernel_id", None) or os.urandom(16).hex()
-            self.provisioner = HermesProvisioner(
-                kernel_id=self.kernel_id, kernel_spec=self.kernel_spec, parent=self
-            )
+            self.provisioner = self._new_provisioner()
         elif not isinstance(self.provisioner, HermesProvisioner):
             raise ConfigError(
                 f"provisioner {type(self.provisioner).__name__}: kernels of this manager are launched by "
@@ -177,7 +186,11 @@ class HermesKernelManager(AsyncKernelManager):
         return await super()._async_pre_start_kernel(**kwargs)
 
     async def _async_start_kernel(self, **kwargs: Any) -> None:
-        """Start the kernel; if that fails nothing is left of it."""
+        """Start the kernel; if that fails nothing is left of it.
+
+        Raises ConfigError if it is a registry's, KernelStartError if it does not come up.
+        """
+        self._check_is_own()
         self._attempted_start = True
         ready: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._ready = ready
@@ -222,9 +235,15 @@ class HermesKernelManager(AsyncKernelManager):
 
     async def _async_restart_kernel(self, now: bool = False, newports: bool = False, **kwargs: Any) -> None:
         """Restart the kernel; raises ConfigError if it belongs to a registry, which would not know."""
-        if not self.restartable:
-            raise ConfigError("this kernel belongs to a registry: call execute(..., reset=True) instead")
+        self._check_is_own()
         await super()._async_restart_kernel(now=now, newports=newports, **kwargs)
+
+    def _check_is_own(self) -> None:
+        if self._is_of_registry:
+            raise ConfigError("this kernel belongs to a registry: call execute(..., reset=True) instead")
+
+    def _new_provisioner(self) -> HermesProvisioner:
+        return HermesProvisioner(kernel_id=self.kernel_id, kernel_spec=self.kernel_spec, parent=self)
 
     def _use_launcher(self) -> Launcher:
         if self.launcher is not None:
