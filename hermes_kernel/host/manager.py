@@ -100,6 +100,7 @@ class HermesKernelManager(AsyncKernelManager):
         """Have the process that a registry has launched, from now on."""
         provisioner = self.provisioner = self._new_provisioner()
         self._reconcile_connection_info(provisioner.adopt(self._use_launcher(), launched))
+        self._attempted_start = True
         self._ready = concurrent.futures.Future()
         self._ready.set_result(None)
 
