@@ -28,6 +28,13 @@ def client_context() -> zmq.asyncio.Context:
 OWNERS_REQUESTS = frozenset({"execute_request", "interrupt_request", "shutdown_request"})
 
 
+def with_secret(message_type: str, metadata: dict[str, Any], secret: str) -> dict[str, Any]:
+    """Return the metadata of a message; of one that only the owner may send, with the owner's secret."""
+    if message_type not in OWNERS_REQUESTS or not secret:
+        return metadata
+    return {**metadata, "hermes": {**metadata.get("hermes", {}), "owner_secret": secret}}
+
+
 class CellWatch(Protocol):
     """Grants tools to the cells of one client, as long as its own messages show that they run."""
 
@@ -57,8 +64,7 @@ class OwnerSession(Session):
     ) -> dict[str, Any]:
         """Make a message; one that only the owner may send carries the secret."""
         message: dict[str, Any] = super().msg(msg_type, content, parent, header, metadata)
-        if msg_type in OWNERS_REQUESTS and self.owner_secret:
-            message["metadata"].setdefault("hermes", {})["owner_secret"] = self.owner_secret
+        message["metadata"] = with_secret(msg_type, message["metadata"], self.owner_secret)
         if self.cells is not None and msg_type == "execute_request" and not (content or {}).get("silent"):
             tools = self.cells.begin(message["header"]["msg_id"])
             if tools is not None:

@@ -5,19 +5,15 @@ cannot be read is counted, never raised.
 """
 
 import asyncio
-import hmac
-import json
 import logging
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from ..cell.message import Message
-from ..wire import PACKER, UNPACKER
-from .client import OwnerSession
+from .signed import SignedSession
 
 MAX_MESSAGE = 128 * 1024 * 1024
 """Bytes of one frame; a kernel that sends more loses its connection (libzmq closes it without a word).
@@ -25,8 +21,6 @@ MAX_MESSAGE = 128 * 1024 * 1024
 While a large message is read, all other kernels wait: some seconds for this one.
 """
 
-REMEMBERED = 65_536  # signatures, so that no message is taken in twice
-_PARTS = ("header", "parent_header", "metadata", "content")
 _AT_ONCE = 256  # messages read before others get their turn
 _CHANNELS = {"shell": zmq.DEALER, "iopub": zmq.SUB, "control": zmq.DEALER}
 _log = logging.getLogger(__name__)
@@ -58,14 +52,9 @@ class KernelConnection:
         self._disconnected = disconnected
         self._unreadable = unreadable
         self._reconnect = reconnect
-        self.session = OwnerSession(
-            owner_secret=owner_secret,
-            key=info["key"].encode(),
-            signature_scheme=info["signature_scheme"],
-            packer=PACKER,
-            unpacker=UNPACKER,
+        self._session = SignedSession(
+            info["key"].encode(), info["signature_scheme"], owner_secret=owner_secret
         )
-        self._seen: OrderedDict[bytes, None] = OrderedDict()
         self._sockets: dict[str, zmq.Socket[Any]] = {}
         self._monitors: dict[str, zmq.Socket[Any]] = {}
         try:
@@ -80,11 +69,15 @@ class KernelConnection:
 
         Raises zmq.Again if the kernel does not take messages.
         """
-        message = self.session.msg(message_type, content, metadata=metadata)
-        self._sockets[channel].send_multipart(self.session.serialize(message), zmq.NOBLOCK)
+        msg_id, frames = self._session.request(message_type, content, metadata)
+        self._sockets[channel].send_multipart(frames, zmq.NOBLOCK)
         # Sending can make the descriptor forget that there is something to read.
         self._loop.call_soon(self._read, channel)
-        return str(message["header"]["msg_id"])
+        return msg_id
+
+    def is_ours(self, msg_id: str | None) -> bool:
+        """Whether a request with this id can be one of ours."""
+        return msg_id is not None and msg_id.startswith(self._session.session_id)
 
     def close(self) -> None:
         """Close the sockets; idempotent."""
@@ -114,7 +107,7 @@ class KernelConnection:
         socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE)
         socket.setsockopt(zmq.RECONNECT_IVL, self._reconnect)
         if kind == zmq.DEALER:
-            socket.setsockopt(zmq.IDENTITY, self.session.bsession)
+            socket.setsockopt(zmq.IDENTITY, self._session.identity)
         monitor = self._monitors[channel] = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._loop.add_reader(_descriptor(monitor), self._read_monitor, channel)
         self._loop.add_reader(_descriptor(socket), self._read, channel)
@@ -141,7 +134,7 @@ class KernelConnection:
         except zmq.Again:
             return False
         try:
-            message = Message.parse(self._opened(frames))
+            message = Message.parse(self._session.opened(frames))
         except Exception as error:  # noqa: BLE001  # whatever a kernel sends, and however it fails to be read
             _log.debug("unreadable message on %s: %s: %s", channel, type(error).__name__, str(error)[:200])
             self._unreadable()
@@ -152,25 +145,6 @@ class KernelConnection:
             _log.exception("taking in a %s on %s", message.msg_type[:50], channel)
             self._unreadable()
         return True
-
-    def _opened(self, frames: list[bytes]) -> dict[str, Any]:
-        """Check the signature of a message and read its parts.
-
-        What ``Session.deserialize`` does, without its search for dates in every text.
-        """
-        _, message = self.session.feed_identities(frames)
-        signature, *parts = cast("list[bytes]", message)
-        if len(parts) < len(_PARTS):
-            raise ValueError(f"{len(parts)} parts")
-        parts = parts[: len(_PARTS)]
-        if not hmac.compare_digest(signature, self.session.sign(parts)):
-            raise ValueError("wrong signature")
-        if signature in self._seen:
-            raise ValueError("repeated signature")
-        self._seen[signature] = None
-        if len(self._seen) > REMEMBERED:
-            self._seen.popitem(last=False)
-        return {name: json.loads(part) for name, part in zip(_PARTS, parts, strict=True)}
 
     def _read_monitor(self, channel: str) -> None:
         while True:

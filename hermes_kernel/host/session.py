@@ -490,12 +490,8 @@ class KernelSession:
         question = self._questions.get(message.parent_id or "")
         if question is not None and not question.done():
             question.set_result(message.content)
-        elif question is not None or not self._is_ours(message.parent_id):
+        elif question is not None or not self._connection.is_ours(message.parent_id):
             self._count_anomaly()  # one that comes after its time is none
-
-    def _is_ours(self, msg_id: str | None) -> bool:
-        """Whether a request with this id can be one of ours."""
-        return msg_id is not None and msg_id.startswith(self._connection.session.session)
 
     def _receive_iopub(self, message: Message, execution: CellExecution | None, now: float) -> None:
         if message.msg_type == "stream":
@@ -519,7 +515,7 @@ class KernelSession:
             self.foreign.show(message)
 
     def _begin_foreign(self, parent_id: str, message: Message, execution: CellExecution | None) -> None:
-        if self._is_ours(parent_id):
+        if self._connection.is_ours(parent_id):
             return  # we have sent no such cell: nobody says when it ends
         self.foreign.begin(parent_id, message)
         if execution is not None:
