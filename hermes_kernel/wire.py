@@ -1,4 +1,4 @@
-"""What both processes must put on the wire alike: Jupyter messages, and the frames of the tool bridge.
+"""What both processes must write and read alike: Jupyter messages, the frames of the tool bridge, a file.
 
 This file also runs in the kernel's interpreter: no import of the host side, Python 3.10. docs/wire.md
 describes the frames.
@@ -19,6 +19,15 @@ from .errors import HermesKernelError
 PACKER = "hermes_kernel.wire.pack"
 UNPACKER = "jupyter_client.session.json_unpacker"
 """What every Session of ours packs and unpacks with."""
+
+REST_REGION = 384 * 1024
+"""Bytes for each standard stream in the file that outlives a kernel: it is mapped, so 64 KiB divide it."""
+
+REST_STREAMS = ("stdout", "stderr")
+"""Whose regions stand there, in this order."""
+
+MARK_SIZE = 256
+"""Bytes behind them, which name the cell that began last."""
 
 MAX_FRAME = 16 * 1024 * 1024
 """Bytes of one frame of the tool bridge, without its header."""

@@ -20,10 +20,10 @@ import zmq
 from ipykernel.iostream import BackgroundSocket
 from jupyter_client.session import Session
 
+from ..wire import REST_STREAMS as STREAMS
 from .pipes import DescriptorPipe, Stream, write_all
-from .rest import RING, Rest, StartMark, rest_of
+from .rest import RING, Rest, remains_in
 
-STREAMS = ("stdout", "stderr")
 FLUSH_INTERVAL = 0.2  # seconds until text that nobody flushes is sent
 FLUSH_PAUSE = 0.05  # seconds between two flushes that a cell asks for
 SEND_AT = RING // 2  # bytes that are sent without waiting for the interval: never more than RING wait
@@ -150,9 +150,8 @@ class OutputLog:
         self._forked = False
         self._session: Session | None = None
         self._iopub: IOPub | None = None
-        self._rests = {name: rest_of(name, None) for name in STREAMS}
+        self._rests, self._mark = remains_in(None)
         self._cells: OrderedDict[str, _Cell] = OrderedDict()
-        self._mark = StartMark(None)
         self._pipes: list[DescriptorPipe] = []
         self._poll: select.poll | None = None
         if hasattr(os, "register_at_fork"):
@@ -173,10 +172,9 @@ class OutputLog:
         self._forked = False
         self._session, self._iopub = session, iopub
         if directory is not None:
-            self._rests = {name: rest_of(name, directory / f"{name}.rest") for name in STREAMS}
+            self._rests, self._mark = remains_in(directory / "kernel.rest")
             self._drop_segments()
             self._cells.clear()
-            self._mark = StartMark(directory / "cell.started")
         if hasattr(os, "fork"):
             self._pipes = [DescriptorPipe(self, s, pipe) for s, pipe in zip(streams, pipes, strict=True)]
             self._poll = select.poll()
@@ -366,16 +364,17 @@ class OutputLog:
         """Whether children or C code have written something that has not been taken in."""
         if self._poll is None or self._forked:
             return False
-        if any(pipe.reading for pipe in self._pipes):  # it has left the pipe, and is not in the log yet
-            return True
         try:
-            return bool(self._poll.poll(0))
+            if self._poll.poll(0):
+                return True
         except RuntimeError:  # another thread looks just now
             return True
+        # Afterwards: what has left a pipe, and is not in the log yet, is being read.
+        return any(pipe.reading for pipe in self._pipes)
 
     def drain(self) -> None:
         """Take in what children and C code have written by now."""
-        if not self._forked:
+        if self.others():  # one look at all pipes: a cell of one line flushes ten times
             for pipe in self._pipes:
                 pipe.drain()
 

@@ -1,10 +1,13 @@
-"""What a kernel leaves in files that outlive it: the end of its output, and which cell began last."""
+"""What a kernel leaves in a file that outlives it: the end of its output, and which cell began last."""
 
 import logging
 import mmap
 import os
 import struct
 from pathlib import Path
+from typing import NamedTuple
+
+from ..wire import MARK_SIZE, REST_REGION, REST_STREAMS
 
 RING = 256 * 1024  # bytes of a stream that are kept, at least
 READ_SIZE = 64 * 1024  # bytes; what a pipe holds
@@ -19,21 +22,20 @@ _log = logging.getLogger(__name__)
 class Rest:
     """The last bytes of a stream: those that nobody has sent yet, and what stood before them.
 
-    In a file that outlives the process, for what could not be sent any more: the host reads it when the
-    process is gone, and finds what no message has brought it. The file holds, as numbers of 8 bytes: how many
-    bytes were written so far, and how many of them came from a pipe; then a ring of the last bytes written;
-    then the second number as it was at the last read from the pipe, and READ_SIZE bytes for what was read.
+    In memory that outlives the process, for what could not be sent any more: the host reads it when the
+    process is gone, and finds what no message has brought it. It holds, as numbers of 8 bytes: how many bytes
+    were written so far, and how many of them came from a pipe; then a ring of the last bytes written; then
+    the second number as it was at the last read from the pipe, and READ_SIZE bytes for what was read.
     Between the read and the ring the process may die.
     """
 
-    def __init__(self, name: str, path: Path | None) -> None:
+    def __init__(self, name: str, place: "mmap.mmap | None" = None) -> None:
         self.name = name
         self.total = 0
         self.sent = 0  # how much of it has been sent
         self._from_pipe = 0
         self._landed = 0
-        found = None if path is None else _map(path)
-        self.map: mmap.mmap | bytearray = bytearray(_AROUND + RING) if found is None else found
+        self.map: mmap.mmap | bytearray = bytearray(_AROUND + RING) if place is None else place
         self._landing = len(self.map) - READ_SIZE
         self.size = self._landing - _COUNT.size - _COUNTS.size
         self.end = RING_START + self.size
@@ -83,10 +85,10 @@ class Rest:
 
 
 class StartMark:
-    """Which cell began last, in a file that outlives the process: so that none is ever run twice."""
+    """Which cell began last, in memory that outlives the process: so that none is ever run twice."""
 
-    def __init__(self, path: Path | None) -> None:
-        self._map = None if path is None else _map(path)
+    def __init__(self, place: "mmap.mmap | None" = None) -> None:
+        self._map = place
 
     def set(self, msg_id: str) -> None:
         """A cell begins."""
@@ -95,16 +97,27 @@ class StartMark:
             self._map[:] = msg_id.encode("utf-8", "backslashreplace")[:size].ljust(size, b"\0")
 
 
-def _map(path: Path) -> mmap.mmap | None:
+class Remains(NamedTuple):
+    """All of it: the rest of each stream, and the mark."""
+
+    rests: dict[str, Rest]
+    mark: StartMark
+
+
+def remains_in(path: Path | None) -> Remains:
+    """Return what is kept in a file that the host has made; without one it ends with the process."""
     try:
-        with open(path, "r+b") as file:
-            return mmap.mmap(file.fileno(), 0)
+        if path is not None:
+            with open(path, "r+b") as file:
+                return _mapped(file.fileno())
     except (OSError, ValueError) as error:  # started by hand, without a directory of ours
-        _log.info("%s is not kept beyond the end of the kernel: %s", path.name, error)
-        return None
+        _log.info("nothing is kept beyond the end of the kernel: %s", error)
+    return Remains({name: Rest(name) for name in REST_STREAMS}, StartMark())
 
 
-def rest_of(name: str, path: Path | None) -> Rest:
-    """Return the ring of a stream, which must hold all that is not sent yet."""
-    rest = Rest(name, path)
-    return rest if rest.size >= RING else Rest(name, None)
+def _mapped(descriptor: int) -> Remains:
+    rests = {
+        name: Rest(name, mmap.mmap(descriptor, REST_REGION, offset=number * REST_REGION))
+        for number, name in enumerate(REST_STREAMS)
+    }
+    return Remains(rests, StartMark(mmap.mmap(descriptor, MARK_SIZE, offset=len(REST_STREAMS) * REST_REGION)))

@@ -20,7 +20,7 @@ import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from typing import Any
 import platformdirs
 
 from ..errors import ConfigError, HermesKernelError
+from ..wire import MARK_SIZE, REST_REGION, REST_STREAMS
 from . import lease
 from .launch import StreamRest
 from .lease import Lease
@@ -36,20 +37,18 @@ SOCKET_PATH_LIMIT = 103 if sys.platform == "darwin" else 107
 LOG_TAIL = 64 * 1024
 """Bytes of the end of a log that are kept: more than an error shows, so that secrets in it are whole."""
 
-REST_SIZE = 256 * 1024
-"""Bytes of each stream that survive the kernel process, see ``hermes_kernel.kernel.rest``."""
-
 LANDING_SIZE = 64 * 1024
-"""Bytes for what was read last from a stream's pipe, in the same file."""
+"""Bytes for what was read last from a stream's pipe, see ``hermes_kernel.kernel.rest``."""
 
-MARK_SIZE = 256
-"""Bytes of the file that names the cell that began last."""
+REST_SIZE = REST_REGION - LANDING_SIZE - 3 * 8
+"""Bytes of each stream that survive the kernel process, in the same file."""
 
 ZYGOTE = "zygote-"
 """What the name of a zygote's directory begins with."""
 
 _log = logging.getLogger(__name__)
 _REST = struct.Struct(f"=QQ{REST_SIZE}sQ{LANDING_SIZE}s")
+_MARK_AT = len(REST_STREAMS) * REST_REGION
 _LONGEST_SUFFIX = "-5"
 _CHANNELS = ("shell", "iopub", "stdin", "control", "hb")
 _SOCKET_FILES = tuple(f"k-{end}" for end in (*range(1, len(_CHANNELS) + 1), "t"))
@@ -94,9 +93,7 @@ class Staging:
                 _check_private(directory)
             (path / "ipython").mkdir(mode=0o700)
             (path / "work").mkdir(mode=0o700)
-            for stream in ("stdout", "stderr"):
-                _create(path / f"{stream}.rest", b"", size=_REST.size)
-            _create(path / "cell.started", b"", size=MARK_SIZE)
+            _create(path / "kernel.rest", b"", size=_MARK_AT + MARK_SIZE)
             _create(path / "kernel.log", b"")
         except (OSError, StagingError) as error:
             remove_trees(made)
@@ -180,7 +177,7 @@ class Staging:
 
     def rest(self, stream: str) -> StreamRest:
         """Return the end of what the kernel wrote to a stream. The kernel wrote it: no number is trusted."""
-        raw = _read_end(self.path / f"{stream}.rest", _REST.size)
+        raw = self._remains(REST_STREAMS.index(stream) * REST_REGION, _REST.size)
         if len(raw) != _REST.size:
             return StreamRest()
         total: int
@@ -196,8 +193,11 @@ class Staging:
 
     def last_cell(self) -> str | None:
         """Return the msg_id of the cell that began last; None if a cell has spoilt the file that tells."""
-        raw = _read_end(self.path / "cell.started", MARK_SIZE)
+        raw = self._remains(_MARK_AT, MARK_SIZE)
         return raw.rstrip(b"\0").decode("utf-8", "backslashreplace") if len(raw) == MARK_SIZE else None
+
+    def _remains(self, start: int, size: int) -> bytes:
+        return _read(self.path / "kernel.rest", size, lambda _: start)
 
     @property
     def remains(self) -> tuple[str, ...]:
@@ -461,7 +461,14 @@ def _create(path: Path, content: bytes, *, size: int | None = None) -> None:
 
 
 def _read_end(path: Path, size: int) -> bytes:
-    """Return the last *size* bytes of a plain file; nothing if a cell has put something else in its place."""
+    return _read(path, size, lambda length: max(0, length - size))
+
+
+def _read(path: Path, size: int, start: Callable[[int], int]) -> bytes:
+    """Return at most *size* bytes of a plain file, from where *start* says for its length on.
+
+    Nothing if a cell has put something else in its place.
+    """
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     try:
         descriptor = os.open(path, flags)
@@ -471,7 +478,7 @@ def _read_end(path: Path, size: int) -> bytes:
         info = os.fstat(descriptor)
         if not stat.S_ISREG(info.st_mode):
             return b""
-        file.seek(max(0, info.st_size - size))
+        file.seek(start(info.st_size))
         return file.read(size)
 
 

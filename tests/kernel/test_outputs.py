@@ -1,5 +1,6 @@
 """The output log and its streams, with an IOPub thread that is only a list."""
 
+import mmap
 import os
 import re
 import signal
@@ -18,8 +19,9 @@ from hypothesis import strategies as st
 from jupyter_client.session import Session
 
 from hermes_kernel.kernel.outputs import EXACT, FLOOD, SEND_AT, OutputLog
-from hermes_kernel.kernel.rest import READ_SIZE, RING, Rest
+from hermes_kernel.kernel.rest import READ_SIZE, RING, Rest, remains_in
 from hermes_kernel.kernel.streams import HermesOutStream
+from hermes_kernel.wire import MARK_SIZE, REST_REGION
 
 SIZE = 64
 
@@ -61,9 +63,7 @@ class Wire:
         self.stdout = HermesOutStream(self.log, "stdout")
         self.stderr = HermesOutStream(self.log, "stderr")
         if directory is not None:
-            for name in ("stdout", "stderr"):
-                (directory / f"{name}.rest").write_bytes(bytes(24 + RING + READ_SIZE))
-            (directory / "cell.started").write_bytes(bytes(64))
+            (directory / "kernel.rest").write_bytes(bytes(2 * REST_REGION + MARK_SIZE))
         self.log.bind(self.session, self.iopub, directory, [], [])
 
     def messages(self) -> list[tuple[str, str, int]]:
@@ -224,16 +224,22 @@ def test_a_stream_cannot_be_closed_and_is_what_a_script_expects_of_one() -> None
     assert wire.texts()[-1] == ("stdout", "bc\n")
 
 
-def read_rest(path: Path, size: int = SIZE) -> tuple[int, bytes]:
-    raw = path.read_bytes()
+def mapped(path: Path) -> mmap.mmap:
+    """New memory for a small ring, in a file."""
+    path.write_bytes(bytes(24 + SIZE + READ_SIZE))
+    with open(path, "r+b") as file:
+        return mmap.mmap(file.fileno(), 0)
+
+
+def read_rest(path: Path, size: int = SIZE, *, start: int = 0) -> tuple[int, bytes]:
+    raw = path.read_bytes()[start:]
     return struct.unpack_from("<Q", raw)[0], raw[16 : 16 + size]
 
 
 @given(st.lists(st.binary(max_size=3 * SIZE), max_size=20))
 def test_the_end_of_what_was_written_can_be_read_from_the_file(writes: list[bytes]) -> None:
     path = Path(os.environ["XDG_RUNTIME_DIR"]) / "ring"
-    path.write_bytes(bytes(24 + SIZE + READ_SIZE))
-    rest = Rest("stdout", path)
+    rest = Rest("stdout", mapped(path))
     for data in writes:
         rest.add(data)
     total, ring = read_rest(path)
@@ -250,9 +256,9 @@ def test_what_was_written_and_not_sent_is_in_the_file(tmp_path: Path) -> None:
     wire.stdout.write("sent")
     wire.stdout.flush()
     wire.stdout.write(" and not")
-    total, ring = read_rest(tmp_path / "stdout.rest", RING)
+    total, ring = read_rest(tmp_path / "kernel.rest", RING)
     assert (total, ring[:total]) == (12, b"sent and not")
-    assert read_rest(tmp_path / "stderr.rest", RING)[0] == 0
+    assert read_rest(tmp_path / "kernel.rest", start=REST_REGION)[0] == 0
 
 
 def landed(path: Path) -> bytes:
@@ -264,8 +270,7 @@ def landed(path: Path) -> bytes:
 
 def test_what_has_left_the_pipe_is_in_the_file_at_any_time_and_once(tmp_path: Path) -> None:
     path = tmp_path / "ring"
-    path.write_bytes(bytes(24 + SIZE + READ_SIZE))
-    rest = Rest("stdout", path)
+    rest = Rest("stdout", mapped(path))
     read_end, write_end = os.pipe()
     os.set_blocking(read_end, False)
     try:
@@ -286,9 +291,12 @@ def test_what_has_left_the_pipe_is_in_the_file_at_any_time_and_once(tmp_path: Pa
 
 
 def test_without_a_file_everything_else_works(tmp_path: Path) -> None:
-    rest = Rest("stdout", tmp_path / "nothing")
-    rest.add(b"x")
-    assert rest.total == 1
+    for place in (None, tmp_path / "nothing", tmp_path / "short"):
+        (tmp_path / "short").write_bytes(bytes(100))
+        rests, mark = remains_in(place)
+        rests["stdout"].add(b"x")
+        mark.set("a cell")
+        assert [rest.total for rest in rests.values()] == [1, 0]
 
 
 def test_a_forked_child_writes_to_the_descriptor_and_sends_nothing() -> None:

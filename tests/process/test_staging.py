@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hermes_kernel.errors import ConfigError
+from hermes_kernel.kernel.rest import remains_in
 from hermes_kernel.process import staging
 from hermes_kernel.process.launch import StreamRest
 from hermes_kernel.process.staging import (
@@ -20,6 +21,7 @@ from hermes_kernel.process.staging import (
     check_socket_dir,
 )
 from hermes_kernel.process.sweep import sweep
+from hermes_kernel.wire import MARK_SIZE, REST_REGION
 
 # hk-<user>-<8 digits>/k-5 must still fit behind it.
 LONGEST_SOCKET_DIR = SOCKET_PATH_LIMIT - len(f"/hk-{os.getuid()}-12345678/k-5")
@@ -178,7 +180,8 @@ def test_a_socket_dir_that_is_a_file_is_refused(tmp_path: Path) -> None:
 def write_rest(made: Staging, total: int, ring: bytes, *, landing: bytes = b"", landed_at: int = 7) -> None:
     landing = landing.ljust(LANDING_SIZE, b"\0")
     raw = struct.pack("<QQ", total, 7) + ring + struct.pack("<Q", landed_at) + landing
-    (made.path / "stdout.rest").write_bytes(raw)
+    with open(made.path / "kernel.rest", "r+b") as file:
+        file.write(raw)
 
 
 def test_the_rest_of_a_stream_is_read_in_the_order_in_which_it_was_written(base: Path) -> None:
@@ -209,12 +212,28 @@ def test_what_was_read_and_not_noted_before_the_end_is_part_of_the_rest(base: Pa
 )
 def test_a_rest_that_a_cell_has_spoilt_is_no_rest(base: Path, content: bytes) -> None:
     made = Staging.create("k1")
-    (made.path / "stdout.rest").write_bytes(content)
-    assert made.rest("stdout") == StreamRest()
+    (made.path / "kernel.rest").write_bytes(content)
+    assert (made.rest("stdout"), made.rest("stderr")) == (StreamRest(), StreamRest())
+    assert made.last_cell() is None
     made.remove()
 
 
-@pytest.mark.parametrize("name", ["stdout.rest", "kernel.log"])
+def test_each_stream_and_the_mark_have_their_own_part_of_the_file(base: Path) -> None:
+    made = Staging.create("k1")
+    path = made.path / "kernel.rest"
+    assert path.stat().st_size == 2 * REST_REGION + MARK_SIZE
+    assert (made.rest("stderr"), made.last_cell()) == (StreamRest(), "")
+    rests, mark = remains_in(path)
+    for name, text in (("stdout", b"to one"), ("stderr", b"to the other")):
+        rests[name].add(text)
+    mark.set("a cell")
+    assert made.rest("stdout") == StreamRest(6, b"to one")
+    assert made.rest("stderr") == StreamRest(12, b"to the other")
+    assert made.last_cell() == "a cell"
+    made.remove()
+
+
+@pytest.mark.parametrize("name", ["kernel.rest", "kernel.log"])
 def test_a_pipe_or_a_link_in_the_place_of_a_file_is_not_read(base: Path, name: str, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_bytes(b"s" * (24 + REST_SIZE + LANDING_SIZE))
