@@ -16,6 +16,7 @@ MS_PRIVATE_EVERYWHERE = (1 << 18) | (1 << 14)  # MS_PRIVATE | MS_REC
 ENVIRONMENT_START = 47  # of the fields of /proc/PID/stat behind the name
 
 _libc = ctypes.CDLL(None, use_errno=True)
+_places: dict[str, tuple[int, int]] = {}  # of values in the environment block; in a fork they are the same
 
 
 def prctl(option: int, value: int) -> None:
@@ -124,6 +125,17 @@ def mark_environment(name: str, value: str) -> None:
     A process that was forked and not executed shows the block of its ancestor; whoever looks for the marked
     processes of one kernel must find them too.
     """
+    data = value.encode()
+    if name not in _places:
+        _places[name] = _place_of(name)
+    address, size = _places[name]
+    if size != len(data):
+        raise OSError(f"{name} has no place of the right size in the environment block")
+    ctypes.memmove(address, data, size)
+
+
+def _place_of(name: str) -> tuple[int, int]:
+    """Return where the value of a variable stands in the environment block, and its size in bytes."""
     with open("/proc/self/environ", "rb") as file:
         block = file.read()
     head = f"{name}=".encode()
@@ -131,9 +143,10 @@ def mark_environment(name: str, value: str) -> None:
     at = 0 if block.startswith(head) else at + 1 if at >= 0 else -1
     end = block.find(b"\0", at)
     fields = _fields(os.getpid())
-    if at < 0 or fields is None or end - at - len(head) != len(value.encode()):
-        raise OSError(f"{name} has no place of the right size in the environment block")
-    ctypes.memmove(int(fields[ENVIRONMENT_START]) + at + len(head), value.encode(), len(value.encode()))
+    if at < 0 or fields is None:
+        raise OSError(f"{name} has no place in the environment block")
+    at += len(head)
+    return int(fields[ENVIRONMENT_START]) + at, end - at
 
 
 def enter_user_and_pid_namespace() -> None:

@@ -828,10 +828,10 @@ def test_the_session_of_what_is_gone_is_none() -> None:
 MARKING = """
 import os, sys
 sys.path.insert(0, sys.argv[1])
-from hermes_kernel.sidecar import macos
-for name, value in (("MARK", "after!"), ("MARK", "longer than that"), ("NONE", "x")):
+from hermes_kernel.sidecar import SYSTEM as system
+for name, value in (("MARK", "afterw"), ("MARK", "longer than that"), ("NONE", "x"), ("MARK", "after!")):
     try:
-        macos.mark_environment(name, value)
+        system.mark_environment(name, value)
     except OSError as error:
         print(error)
 print(open("/proc/self/environ").read().replace(chr(0), " "))
@@ -839,10 +839,11 @@ print(open("/proc/self/environ").read().replace(chr(0), " "))
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/environ"), reason="where others read it on Linux")
-def test_a_mark_is_written_where_others_read_it_if_it_has_the_right_size() -> None:
+@pytest.mark.parametrize("system", ["linux", "macos"])
+def test_a_mark_is_written_where_others_read_it_if_it_has_the_right_size(system: str) -> None:
     root = os.path.dirname(os.path.dirname(os.path.dirname(macos.__file__)))
     done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", MARKING, root],
+        [sys.executable, "-I", "-S", "-c", MARKING.replace("SYSTEM", system), root],
         env={"FIRST": "1", "MARK": "before", "LAST": "2"},
         capture_output=True, text=True, check=True, timeout=30,
     )  # fmt: skip
