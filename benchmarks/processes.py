@@ -31,6 +31,7 @@ child = subprocess.Popen(
 child.stdout.readline()
 """  # noqa: E501
 DEAF_TIMEOUT = 0.3
+SETTLED = 1.0  # seconds until what waits has done what it does with its time
 ENDS = ("close", "exit", "_exit", "kill", "timeout", "reset")
 
 
@@ -150,6 +151,7 @@ def memory() -> dict[str, float]:
     with BlockingRegistry(limits=limits) as registry:
         for number in range(AT_ONCE):
             registry.execute("1 + 1", owner=f"{number}")
+        time.sleep(SETTLED)
         ours = _pss_of_children()
     one, with_spare = (_memory_of_one(spares=spares) for spares in (0, 1))
     kernels = [start_new_kernel(kernel_name="python3") for _ in range(AT_ONCE)]
@@ -167,6 +169,7 @@ def _memory_of_one(*, spares: int) -> float:
         registry.execute("1 + 1", owner="0")
         if spares:
             _wait_for_spare(registry)
+        time.sleep(SETTLED)
         return _pss_of_children()
 
 

@@ -1,6 +1,7 @@
 """The kernel: ipykernel's, with a reply for every cell, exit codes and an interrupt that wakes an await."""
 
 import hmac
+import inspect
 import os
 import signal
 import socket
@@ -165,6 +166,9 @@ class HermesKernel(IPythonKernel):
             # Nothing is awaited until the reply and the idle status are on their way.
             self.io_loop.add_callback(self.io_loop.stop)
         return reply
+
+    # ipykernel asks with every cell which parameters it has, and finding out takes its time.
+    do_execute.__signature__ = inspect.signature(do_execute)  # type: ignore[attr-defined]
 
     def _end_streams(self) -> None:
         """Let nothing of the cell's stay in a buffer: of its own streams, or half a character of ours."""

@@ -55,6 +55,9 @@ class ImportedKernel:
     def __init__(self, note: str | None = None) -> None:
         self.note = note
 
+    def rehearse(self) -> None:
+        """Nothing: there is no kernel yet."""
+
     def bind(self, place: str, *, waits: bool) -> None:
         """Nothing: it is bound when it begins."""
 
@@ -74,6 +77,10 @@ class BuiltKernel:
     def __init__(self, app: HermesKernelApp) -> None:
         self._app = app
         self._is_bound = False
+
+    def rehearse(self) -> None:
+        """Answer once: the memory that an answer touches is this process's own then."""
+        rehearse(self._app)
 
     def bind(self, place: str, *, waits: bool) -> None:
         """Open the sockets at *place*, and start the threads that serve them."""

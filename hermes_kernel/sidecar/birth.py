@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 import resource
+import select
 import signal
 import sys
 import traceback
@@ -18,6 +19,7 @@ BIRTH = 7  # where it reads what it is to be
 BOUND = 8  # where it says that it has opened its sockets
 FIRST_FREE = 9
 CANNOT_BEGIN = 127
+LEISURE = 0.2  # seconds without terms: no start, this kernel's or another's, waits for the processors
 OOM_SCORE = b"500"
 
 
@@ -32,6 +34,9 @@ class Kernel(Protocol):
 
     greets: bool
     """Whether it is about to serve cells when it welcomes a subscriber, and all is known of it."""
+
+    def rehearse(self) -> None:
+        """Do what makes the first cell quicker; there is time, nobody has asked for the kernel yet."""
 
     def bind(self, place: str, *, waits: bool) -> None:
         """Open at *place* what others connect to, before it is known which kernel it will be.
@@ -74,6 +79,9 @@ class Spawned:
     def __init__(self, note: str | None = None) -> None:
         self.note = note
 
+    def rehearse(self) -> None:
+        """Nothing: there is no kernel yet."""
+
     def bind(self, place: str, *, waits: bool) -> None:
         """Nothing: the program does it."""
 
@@ -94,6 +102,8 @@ def be_born(kernel: Kernel, descriptors: Mapping[int, int]) -> NoReturn:
     try:
         arrange(descriptors)
         with open(BIRTH, "rb") as birth:
+            if not select.select([birth], [], [], LEISURE)[0]:
+                kernel.rehearse()
             terms = Terms(**read(birth))
             limit_harm(terms.memory_limit)
             if terms.place is not None:
