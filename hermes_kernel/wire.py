@@ -20,8 +20,8 @@ PACKER = "hermes_kernel.wire.pack"
 UNPACKER = "jupyter_client.session.json_unpacker"
 """What every Session of ours packs and unpacks with."""
 
-REST_REGION = 384 * 1024
-"""Bytes for each standard stream in the file that outlives a kernel: it is mapped, so 64 KiB divide it."""
+REST_REGION = 24 + (256 + 64) * 1024
+"""Bytes for each standard stream in the file that outlives a kernel: three numbers, a ring, and one read."""
 
 REST_STREAMS = ("stdout", "stderr")
 """Whose regions stand there, in this order."""

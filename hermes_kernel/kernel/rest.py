@@ -9,13 +9,11 @@ from typing import NamedTuple
 
 from ..wire import MARK_SIZE, REST_REGION, REST_STREAMS
 
-RING = 256 * 1024  # bytes of a stream that are kept, at least
 READ_SIZE = 64 * 1024  # bytes; what a pipe holds
 
 _COUNT = struct.Struct("=Q")
 _COUNTS = struct.Struct("=QQ")
-RING_START = _COUNTS.size  # where the ring of a file begins
-_AROUND = _COUNTS.size + _COUNT.size + READ_SIZE  # bytes of a file besides the ring
+RING = REST_REGION - READ_SIZE - _COUNTS.size - _COUNT.size  # bytes of a stream that are kept
 _log = logging.getLogger(__name__)
 
 
@@ -29,17 +27,21 @@ class Rest:
     Between the read and the ring the process may die.
     """
 
-    def __init__(self, name: str, place: "mmap.mmap | None" = None) -> None:
+    def __init__(
+        self, name: str, place: "mmap.mmap | None" = None, *, base: int = 0, length: int = REST_REGION
+    ) -> None:
         self.name = name
         self.total = 0
         self.sent = 0  # how much of it has been sent
         self._from_pipe = 0
         self._landed = 0
-        self.map: mmap.mmap | bytearray = bytearray(_AROUND + RING) if place is None else place
-        self._landing = len(self.map) - READ_SIZE
-        self.size = self._landing - _COUNT.size - _COUNTS.size
-        self.end = RING_START + self.size
-        self.count = memoryview(self.map)[: _COUNT.size].cast("Q")
+        self.map: mmap.mmap | bytearray = bytearray(length) if place is None else place
+        self._base = base
+        self._landing = base + length - READ_SIZE
+        self.start = base + _COUNTS.size  # of the ring
+        self.end = self._landing - _COUNT.size
+        self.size = self.end - self.start
+        self.count = memoryview(self.map)[base : base + _COUNT.size].cast("Q")
 
     def read(self, descriptor: int) -> bytes:
         """Read at most READ_SIZE bytes from a pipe, which are in the file as soon as they have left it.
@@ -48,7 +50,7 @@ class Rest:
         """
         self.map[self._landing : self._landing + self._landed] = bytes(self._landed)
         _COUNT.pack_into(self.map, self._landing - _COUNT.size, self._from_pipe)
-        with memoryview(self.map)[self._landing :] as landing:
+        with memoryview(self.map)[self._landing : self._landing + READ_SIZE] as landing:
             self._landed = os.readv(descriptor, [landing])
             return landing[: self._landed].tobytes()
 
@@ -63,12 +65,12 @@ class Rest:
         at = (self.total - size) % self.size
         room = self.size - at
         if size <= room:
-            self.map[RING_START + at : RING_START + at + size] = data
+            self.map[self.start + at : self.start + at + size] = data
         else:
-            self.map[RING_START + at : RING_START + self.size] = data[:room]
-            self.map[RING_START : RING_START + size - room] = data[room:]
+            self.map[self.start + at : self.end] = data[:room]
+            self.map[self.start : self.start + size - room] = data[room:]
         # Last, and at once: a process that dies before has not written, and its read is still valid.
-        _COUNTS.pack_into(self.map, 0, self.total, self._from_pipe)
+        _COUNTS.pack_into(self.map, self._base, self.total, self._from_pipe)
 
     def between(self, start: int, end: int) -> bytes:
         """Return what was written from *start* to *end*, counted from the beginning, as far as it is kept."""
@@ -78,23 +80,24 @@ class Rest:
         at, size = start % self.size, end - start
         room = self.size - at
         if size <= room:
-            return bytes(self.map[RING_START + at : RING_START + at + size])
-        return bytes(self.map[RING_START + at : RING_START + self.size]) + bytes(
-            self.map[RING_START : RING_START + size - room]
+            return bytes(self.map[self.start + at : self.start + at + size])
+        return bytes(self.map[self.start + at : self.end]) + bytes(
+            self.map[self.start : self.start + size - room]
         )
 
 
 class StartMark:
     """Which cell began last, in memory that outlives the process: so that none is ever run twice."""
 
-    def __init__(self, place: "mmap.mmap | None" = None) -> None:
+    def __init__(self, place: "mmap.mmap | None" = None, *, base: int = 0) -> None:
         self._map = place
+        self._base = base
 
     def set(self, msg_id: str) -> None:
         """A cell begins."""
         if self._map is not None:
-            size = len(self._map)
-            self._map[:] = msg_id.encode("utf-8", "backslashreplace")[:size].ljust(size, b"\0")
+            mark = msg_id.encode("utf-8", "backslashreplace")[:MARK_SIZE].ljust(MARK_SIZE, b"\0")
+            self._map[self._base : self._base + MARK_SIZE] = mark
 
 
 class Remains(NamedTuple):
@@ -116,8 +119,6 @@ def remains_in(path: Path | None) -> Remains:
 
 
 def _mapped(descriptor: int) -> Remains:
-    rests = {
-        name: Rest(name, mmap.mmap(descriptor, REST_REGION, offset=number * REST_REGION))
-        for number, name in enumerate(REST_STREAMS)
-    }
-    return Remains(rests, StartMark(mmap.mmap(descriptor, MARK_SIZE, offset=len(REST_STREAMS) * REST_REGION)))
+    place = mmap.mmap(descriptor, len(REST_STREAMS) * REST_REGION + MARK_SIZE)
+    rests = {name: Rest(name, place, base=number * REST_REGION) for number, name in enumerate(REST_STREAMS)}
+    return Remains(rests, StartMark(place, base=len(REST_STREAMS) * REST_REGION))

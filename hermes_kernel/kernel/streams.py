@@ -12,7 +12,6 @@ from jupyter_client.session import extract_header
 
 from .context import WRITER
 from .outputs import SEND_AT, OutputLog
-from .rest import RING_START
 
 HAS_GIL = getattr(sys, "_is_gil_enabled", lambda: True)()
 
@@ -71,7 +70,7 @@ class HermesOutStream(io.TextIOBase):
             if segment is not None and segment.parent is parent and segment.name is self.name:
                 rest = segment.rest
                 total = rest.total
-                at = RING_START + total % rest.size
+                at = rest.start + total % rest.size
                 if at + size <= rest.end and total + size < rest.sent + SEND_AT:
                     rest.map[at : at + size] = data
                     rest.total = total = total + size

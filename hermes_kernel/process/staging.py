@@ -40,7 +40,7 @@ LOG_TAIL = 64 * 1024
 LANDING_SIZE = 64 * 1024
 """Bytes for what was read last from a stream's pipe, see ``hermes_kernel.kernel.rest``."""
 
-REST_SIZE = REST_REGION - LANDING_SIZE - 3 * 8
+REST_SIZE = REST_REGION - LANDING_SIZE - 3 * 8  # three numbers
 """Bytes of each stream that survive the kernel process, in the same file."""
 
 ZYGOTE = "zygote-"

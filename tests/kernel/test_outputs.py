@@ -224,11 +224,12 @@ def test_a_stream_cannot_be_closed_and_is_what_a_script_expects_of_one() -> None
     assert wire.texts()[-1] == ("stdout", "bc\n")
 
 
-def mapped(path: Path) -> mmap.mmap:
-    """New memory for a small ring, in a file."""
-    path.write_bytes(bytes(24 + SIZE + READ_SIZE))
+def small_rest(path: Path) -> Rest:
+    """A ring of SIZE bytes in a new file, where something else stands before it and behind it."""
+    length = 24 + SIZE + READ_SIZE
+    path.write_bytes(bytes(8) + bytes(length) + b"behind")
     with open(path, "r+b") as file:
-        return mmap.mmap(file.fileno(), 0)
+        return Rest("stdout", mmap.mmap(file.fileno(), 0), base=8, length=length)
 
 
 def read_rest(path: Path, size: int = SIZE, *, start: int = 0) -> tuple[int, bytes]:
@@ -239,10 +240,11 @@ def read_rest(path: Path, size: int = SIZE, *, start: int = 0) -> tuple[int, byt
 @given(st.lists(st.binary(max_size=3 * SIZE), max_size=20))
 def test_the_end_of_what_was_written_can_be_read_from_the_file(writes: list[bytes]) -> None:
     path = Path(os.environ["XDG_RUNTIME_DIR"]) / "ring"
-    rest = Rest("stdout", mapped(path))
+    rest = small_rest(path)
     for data in writes:
         rest.add(data)
-    total, ring = read_rest(path)
+    total, ring = read_rest(path, start=8)
+    assert (path.read_bytes()[:8], path.read_bytes()[-6:]) == (bytes(8), b"behind")
     everything = b"".join(writes)
     assert total == rest.total == len(everything)
     cut = total % SIZE
@@ -263,14 +265,14 @@ def test_what_was_written_and_not_sent_is_in_the_file(tmp_path: Path) -> None:
 
 def landed(path: Path) -> bytes:
     """What a host would take for read and not noted."""
-    raw = path.read_bytes()
+    raw = path.read_bytes()[8:-6]
     valid = raw[8:16] == raw[16 + SIZE : 24 + SIZE]
     return raw[24 + SIZE :].rstrip(b"\0") if valid else b""
 
 
 def test_what_has_left_the_pipe_is_in_the_file_at_any_time_and_once(tmp_path: Path) -> None:
     path = tmp_path / "ring"
-    rest = Rest("stdout", mapped(path))
+    rest = small_rest(path)
     read_end, write_end = os.pipe()
     os.set_blocking(read_end, False)
     try:
