@@ -1,4 +1,4 @@
-"""What both processes must write and read alike: Jupyter messages, the frames of the tool bridge, a file.
+"""What both processes must put on the wire alike: Jupyter messages, and the frames of the tool bridge.
 
 This file also runs in the kernel's interpreter: no import of the host side, Python 3.10. docs/wire.md
 describes the frames.
@@ -19,15 +19,6 @@ from .errors import HermesKernelError
 PACKER = "hermes_kernel.wire.pack"
 UNPACKER = "jupyter_client.session.json_unpacker"
 """What every Session of ours packs and unpacks with."""
-
-REST_REGION = 24 + (256 + 64) * 1024
-"""Bytes for each standard stream in the file that outlives a kernel: three numbers, a ring, and one read."""
-
-REST_STREAMS = ("stdout", "stderr")
-"""Whose regions stand there, in this order."""
-
-MARK_SIZE = 256
-"""Bytes behind them, which name the cell that began last."""
 
 MAX_FRAME = 16 * 1024 * 1024
 """Bytes of one frame of the tool bridge, without its header."""

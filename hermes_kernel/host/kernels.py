@@ -24,6 +24,7 @@ from ..lifecycle.info import KernelInfo, KernelState
 from ..lifecycle.key import Owner
 from ..lifecycle.loss import Loss
 from ..lifecycle.population import KernelPopulation, KernelRecord
+from ..process.environment import EnvPolicy
 from ..process.launch import Launched, Launcher, LaunchSpec, ProcessLimits
 from ..process.published import publish_dir
 from .bridge import KernelBridge
@@ -68,6 +69,7 @@ class OwnedKernel:
     started: float
     last_used: float
     cleaner: Cleaner
+    env_policy: EnvPolicy
     queue: CellQueue = field(default_factory=CellQueue)
     launched: Launched | None = None
     manager: HermesKernelManager | None = None
@@ -175,7 +177,13 @@ class OwnedKernels:
         kernel = self._last_used(owner)
         if kernel is not None and kernel.manager is None:
             kernel.manager = HermesKernelManager.of_registry(
-                kernel.identity, self._launcher, python=kernel.record.key.python
+                kernel.identity,
+                self._launcher,
+                python=kernel.record.key.python,
+                env_policy=kernel.env_policy,
+                allow_magics=self._options.allow_magics,
+                socket_dir=self._options.socket_dir,
+                expose=self._options.expose,
             )
             if kernel.launched is not None:
                 kernel.manager.adopt(kernel.launched)
@@ -341,7 +349,9 @@ class OwnedKernels:
         claim = self._population.claim(call.key, now, reset=reset, pinned=call.pinned)
         if claim.is_new:
             now = time.time()
-            self._kernels[claim.record] = OwnedKernel(claim.record, KernelIdentity(), now, now, call.cleaner)
+            self._kernels[claim.record] = OwnedKernel(
+                claim.record, KernelIdentity(), now, now, call.cleaner, call.env_policy
+            )
         self._tear_down_soon(claim.doomed)
         kernel = self._kernels[claim.record]
         kernel.last_used = time.time()
@@ -392,12 +402,12 @@ class OwnedKernels:
         try:
             spec = self._launch_spec(call, kernel.identity, timeout=max(deadline - loop.time(), 0.001))
             launched = kernel.launched = await self._launcher.launch(spec)
+            if kernel.manager is not None:
+                kernel.manager.adopt(launched)
         except HermesKernelError:
             raise
         except Exception as error:
             raise KernelStartError(f"the kernel did not start: {error}") from error
-        if kernel.manager is not None:
-            kernel.manager.adopt(launched)
         bridge = KernelBridge(
             self._supervisor,
             launched.bridge,
@@ -500,10 +510,10 @@ class OwnedKernels:
             if kernel.session is not None:
                 await kernel.session.close()
                 await self._keep_foreign_now(kernel, every=True)
-            if kernel.launched is not None:  # and its sockets could not be made
+            elif kernel.launched is not None:  # and its sockets could not be made
                 await self._launcher.end(kernel.launched.handle, timeout=END_TIMEOUT)
             if kernel.manager is not None:
-                await kernel.manager.cleanup_resources()
+                kernel.manager.release()
         except Exception:  # noqa: BLE001  # the edge of a task: the rest of the registry must go on
             _log.exception("ending kernel %s", kernel.kernel_id)
         finally:

@@ -13,14 +13,14 @@ from jupyter_client.kernelspec import KernelSpec
 from jupyter_client.manager import AsyncKernelManager
 from jupyter_client.session import Session, new_id
 from traitlets import Any as AnyTrait
-from traitlets import Bool, Float, Instance, Type, Unicode, default
+from traitlets import Bool, Dict, Float, Instance, Type, Unicode, default
 
 from ..cell.tools import ToolSet
 from ..errors import ConfigError, HermesKernelError, KernelStartError
 from ..limits import Limits, checked_call_limit
 from ..process import interpreter
 from ..process.environment import EnvPolicy
-from ..process.launch import Launched, Launcher
+from ..process.launch import Launched, Launcher, ProcessLimits
 from ..process.local import LocalLauncher
 from ..process.published import publish_dir
 from ..wire import PACKER, UNPACKER
@@ -35,6 +35,7 @@ from .supervised import SupervisedLauncher
 from .supervisor import Supervisor
 
 KERNEL_NAME = "hermes"
+NOT_UP = "the kernel did not come up, or was closed before: the call that it was started for has the reason"
 
 
 class HermesKernelManager(AsyncKernelManager):
@@ -56,8 +57,12 @@ class HermesKernelManager(AsyncKernelManager):
     socket_dir = Unicode(None, allow_none=True, help="Where the sockets are to stand.").tag(config=True)
     env_policy = Instance(EnvPolicy, ())
     launcher = AnyTrait(None, help="A Launcher; None = one of its own.")
+    private_cwd = Bool(False, help="Whether a kernel without a directory gets one of its own.")
     start_timeout = Float(30.0, help="Seconds for the launch to be done.").tag(config=True)
     bridge_token = Unicode(help="What proves to the tool bridge that a connection comes from the kernel.")
+    process_limits = Instance(ProcessLimits, ())
+    label = Dict(help="What people are told about the session.")
+    options = Dict(help="More of what the kernel is told in its private connection file.")
     expose = Bool(False, help="Whether people find the kernel in their Jupyter front ends.").tag(config=True)
 
     client_factory = Type(HermesKernelClient)
@@ -79,30 +84,59 @@ class HermesKernelManager(AsyncKernelManager):
         self._handlers = HandlerLoop()
         self._tools = CellTools(tools, calls, loop=self._handlers.get) if tools.tools else None
         self._bridge: KernelBridge | None = None
-        self._is_of_registry = False
+        self._launched_by_registry: concurrent.futures.Future[None] | None = None
 
     @classmethod
     def of_registry(
-        cls, identity: KernelIdentity, launcher: Launcher, *, python: str
+        cls, identity: KernelIdentity, launcher: Launcher, *, python: str, **traits: Any
     ) -> "HermesKernelManager":
-        """Return a manager of a kernel that a registry launches, and says so by ``adopt``."""
+        """Return a manager of a kernel that a registry launches; it says so by ``adopt`` and ``release``.
+
+        *python* is a path that has been looked at; *traits* are those with which it is launched.
+        """
         session = OwnerSession(
             key=identity.session_key.encode(),
             packer=PACKER,
             unpacker=UNPACKER,
             owner_secret=identity.owner_secret,
         )
-        manager = cls(kernel_id=identity.kernel_id, python=python, launcher=launcher, session=session)
-        manager._is_of_registry = True
+        manager = cls(
+            kernel_id=identity.kernel_id,
+            launcher=launcher,
+            session=session,
+            bridge_token=identity.bridge_token,
+            **traits,
+        )
+        manager.python = python
+        manager.provisioner = manager._new_provisioner()
+        manager._attempted_start = True
+        # Where it is shut down meanwhile jupyter_client puts a future of its own in the place of this one.
+        manager._ready = manager._launched_by_registry = concurrent.futures.Future()
         return manager
 
     def adopt(self, launched: Launched) -> None:
-        """Have the process that a registry has launched, from now on."""
-        provisioner = self.provisioner = self._new_provisioner()
+        """Have the process that a registry has launched, from now on.
+
+        Raises KernelStartError if the manager has been shut down meanwhile.
+        """
+        if self.shutting_down:
+            raise KernelStartError("the kernel's manager was shut down while it started; call again")
+        provisioner = self.provisioner
+        assert isinstance(provisioner, HermesProvisioner)
         self._reconcile_connection_info(provisioner.adopt(self._use_launcher(), launched))
-        self._attempted_start = True
-        self._ready = concurrent.futures.Future()
-        self._ready.set_result(None)
+        if self._launched_by_registry is not None and not self._launched_by_registry.done():
+            self._launched_by_registry.set_result(None)
+
+    def release(self) -> None:
+        """Have no process any more: the registry has ended it, or it has never come up.
+
+        Sockets that were made with this manager are their maker's: to close them here, on another thread,
+        could take for ever.
+        """
+        if isinstance(self.provisioner, HermesProvisioner):
+            self.provisioner.release()
+        if self._launched_by_registry is not None and not self._launched_by_registry.done():
+            self._launched_by_registry.set_exception(KernelStartError(NOT_UP))
 
     @default("transport")
     def _default_transport(self) -> str:
@@ -145,10 +179,14 @@ class HermesKernelManager(AsyncKernelManager):
             env_policy=self.env_policy,
             options=kernel_options(
                 owner_secret=self.owner_secret, bridge_token=self.bridge_token, allow_magics=self.allow_magics
-            ),
+            )
+            | self.options,
             socket_dir=self.socket_dir,
+            private_cwd=self.private_cwd,
             connection=self._kept_connection,
             start_timeout=self.start_timeout,
+            process=self.process_limits,
+            label=self.label,
             publish_dir=str(publish_dir()) if self.expose else None,
         )
 
@@ -240,7 +278,7 @@ class HermesKernelManager(AsyncKernelManager):
         await super()._async_restart_kernel(now=now, newports=newports, **kwargs)
 
     def _check_is_own(self) -> None:
-        if self._is_of_registry:
+        if self._launched_by_registry is not None:
             raise ConfigError("this kernel belongs to a registry: call execute(..., reset=True) instead")
 
     def _new_provisioner(self) -> HermesProvisioner:

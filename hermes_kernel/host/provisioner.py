@@ -8,7 +8,7 @@ nbclient with the installed kernel spec) it has one of its own.
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from jupyter_client.connect import KernelConnectionInfo
@@ -17,7 +17,7 @@ from jupyter_client.provisioning.provisioner_base import KernelProvisionerBase
 
 from ..errors import ConfigError
 from ..process.environment import EnvPolicy, scrub
-from ..process.launch import Launched, Launcher, LaunchSpec
+from ..process.launch import Launched, Launcher, LaunchSpec, ProcessLimits
 from ..process.local import LocalLauncher, environment_now
 from .supervised import SupervisedLauncher
 from .supervisor import Supervisor, SupervisorClosedError
@@ -35,6 +35,7 @@ IGNORED = frozenset({"kernel_id", "kernel_name", "transport_encryption", "cmd"})
 class LaunchTerms:
     """What a manager of ours says about its kernel; a stock manager has none.
 
+    ``private_cwd``: where no directory is given, the kernel gets its own instead of the host's.
     ``connection`` keeps the addresses over a restart.
     """
 
@@ -43,8 +44,11 @@ class LaunchTerms:
     env_policy: EnvPolicy
     options: Mapping[str, Any]
     socket_dir: str | None = None
+    private_cwd: bool = False
     connection: Mapping[str, Any] | None = None
     start_timeout: float = 30.0
+    process: ProcessLimits = field(default_factory=ProcessLimits)
+    label: Mapping[str, Any] = field(default_factory=dict)
     publish_dir: str | None = None
 
 
@@ -106,14 +110,16 @@ class HermesProvisioner(LocalProvisioner):
             kernel_id=str(self.kernel_id),
             python=terms.python,
             session_key=self._session_key.decode(),
-            cwd=_cwd(kwargs.get("cwd")),
+            cwd=_cwd(kwargs.get("cwd"), private=terms.private_cwd),
             env=_scrub(kwargs["env"], terms),
             env_policy=terms.env_policy,
             options=terms.options,
             extra_arguments=tuple(kwargs.get("extra_arguments") or ()),
             connection=terms.connection,
             socket_dir=terms.socket_dir,
+            label=terms.label,
             publish_dir=terms.publish_dir,
+            process=terms.process,
             timeout=terms.start_timeout,
         )
         self._launcher = terms.launcher
@@ -128,6 +134,11 @@ class HermesProvisioner(LocalProvisioner):
         self.pgid = None  # signals go through the launcher, never to a group by its number
         self.connection_info = {**launched.connection, "key": self._session_key}  # type: ignore[typeddict-item]
         return self.connection_info
+
+    def release(self) -> None:
+        """Have no process any more: somebody else has ended it."""
+        self._launched = None
+        self._is_process_open = False
 
     async def poll(self) -> int | None:
         """Return None while the process runs, else its exit code."""
@@ -160,8 +171,7 @@ class HermesProvisioner(LocalProvisioner):
     async def cleanup(self, restart: bool = False) -> None:
         """Leave nothing behind: what the kernel's end has left of its tree goes too."""
         await self._end()
-        self._launched = None
-        self._is_process_open = False
+        self.release()
         await super().cleanup(restart=restart)
         supervisor = self._own_supervisor
         if supervisor is not None and not restart:
@@ -204,9 +214,11 @@ def _scrub(env: Mapping[str, str], terms: LaunchTerms | None) -> dict[str, str]:
     return scrub(env, platform=sys.platform, policy=policy)
 
 
-def _cwd(given: str | os.PathLike[str] | None) -> str:
+def _cwd(given: str | os.PathLike[str] | None, *, private: bool) -> str | None:
     if given is not None:
         return os.fspath(given)
+    if private:
+        return None
     try:
         return os.getcwd()
     except OSError as error:

@@ -61,7 +61,7 @@ class SignedSession:
         return msg_id, [DELIM, self._sign(parts), *parts]
 
     def opened(self, frames: list[bytes]) -> dict[str, Any]:
-        """Check the signature of a message and read its parts; raises ValueError."""
+        """Check the signature of a message and read its parts; what is none raises whatever it raises."""
         start = frames.index(DELIM) + 1
         signature, parts = frames[start], frames[start + 1 : start + 1 + len(_PARTS)]
         if len(parts) < len(_PARTS):

@@ -146,19 +146,15 @@ class HermesKernelApp(IPKernelApp):
         self.init_signal()
         self._bind_kernel()
 
-    def expect_files(self, place: Path) -> None:
-        """Have the sockets stand as files, which begin with *place*."""
-        self.transport, self.ip = "ipc", str(place)
-        for number, channel in enumerate(CHANNELS, start=1):
-            setattr(self, f"{channel}_port", number)
-
     def bind_in(self, place: Path, *, waits: bool) -> None:
         """Open the sockets as ``place-1`` to ``place-5``, before there is a connection file.
 
         The directory may have another name when the kernel begins; nothing that is open minds. *waits*:
         nobody knows of the kernel yet, so nobody connects.
         """
-        self.expect_files(place)
+        self.transport, self.ip = "ipc", str(place)
+        for number, channel in enumerate(CHANNELS, start=1):
+            setattr(self, f"{channel}_port", number)
         self.session.key = os.urandom(32)  # nobody's, until the connection file is there
         self._directory = place.parent
         self.bind()

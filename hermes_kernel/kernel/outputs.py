@@ -20,7 +20,7 @@ import zmq
 from ipykernel.iostream import BackgroundSocket
 from jupyter_client.session import Session
 
-from ..wire import REST_STREAMS as STREAMS
+from ..sidecar.streams import STREAM_NAMES as STREAMS
 from .pipes import DescriptorPipe, Stream, write_all
 from .rest import RING, Rest, remains_in
 

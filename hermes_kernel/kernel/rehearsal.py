@@ -80,6 +80,7 @@ def _nothing_kept(app: Any) -> Iterator[None]:
     names = dict(shell.user_ns)
     hidden = dict(shell.user_ns_hidden)
     context = kernel._shell_context
+    number = app.session.message_count
     try:
         yield
     finally:
@@ -91,6 +92,7 @@ def _nothing_kept(app: Any) -> Iterator[None]:
         shell.exit_code = None
         kernel._shell_context = context
         app.session.digest_history.clear()
+        app.session.message_count = number
         app.output_log.begin_cell("")
         for stream in app.streams:
             stream.set_parent({})

@@ -7,7 +7,7 @@ import struct
 from pathlib import Path
 from typing import NamedTuple
 
-from ..wire import MARK_SIZE, REST_REGION, REST_STREAMS
+from ..sidecar.streams import MARK_SIZE, REST_REGION, STREAM_NAMES
 
 READ_SIZE = 64 * 1024  # bytes; what a pipe holds
 
@@ -115,10 +115,10 @@ def remains_in(path: Path | None) -> Remains:
                 return _mapped(file.fileno())
     except (OSError, ValueError) as error:  # started by hand, without a directory of ours
         _log.info("nothing is kept beyond the end of the kernel: %s", error)
-    return Remains({name: Rest(name) for name in REST_STREAMS}, StartMark())
+    return Remains({name: Rest(name) for name in STREAM_NAMES}, StartMark())
 
 
 def _mapped(descriptor: int) -> Remains:
-    place = mmap.mmap(descriptor, len(REST_STREAMS) * REST_REGION + MARK_SIZE)
-    rests = {name: Rest(name, place, base=number * REST_REGION) for number, name in enumerate(REST_STREAMS)}
-    return Remains(rests, StartMark(place, base=len(REST_STREAMS) * REST_REGION))
+    place = mmap.mmap(descriptor, len(STREAM_NAMES) * REST_REGION + MARK_SIZE)
+    rests = {name: Rest(name, place, base=number * REST_REGION) for number, name in enumerate(STREAM_NAMES)}
+    return Remains(rests, StartMark(place, base=len(STREAM_NAMES) * REST_REGION))

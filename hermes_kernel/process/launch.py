@@ -51,13 +51,13 @@ class LaunchSpec:
 
     kernel_id: str
     python: str
-    session_key: str
+    session_key: str = field(repr=False)
     cwd: str | None
     env: Mapping[str, str]
     env_policy: EnvPolicy = field(default_factory=EnvPolicy)
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     extra_arguments: tuple[str, ...] = ()
-    connection: Mapping[str, Any] | None = None
+    connection: Mapping[str, Any] | None = field(default=None, repr=False)
     socket_dir: str | None = None
     label: Mapping[str, Any] = field(default_factory=dict)
     publish_dir: str | None = None
@@ -88,7 +88,7 @@ class Launched:
     handle: KernelHandle
     pid: int
     argv: tuple[str, ...]
-    connection: Mapping[str, Any]
+    connection: Mapping[str, Any] = field(repr=False)
     connection_file: str
     bridge: Mapping[str, Any] = field(default_factory=dict)
     isolation: str = "none"

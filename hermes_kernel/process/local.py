@@ -525,6 +525,7 @@ def _is_own(entry: Path, own: set[Path]) -> bool:
 def _environment(spec: LaunchSpec) -> dict[str, str]:
     """The last word on what the kernel sees: scrubbed here whatever came before, then what all have."""
     env = _seen_by(spec.python, scrub(spec.env, platform=sys.platform, policy=spec.env_policy))
+    env.pop("PYTHONEXECUTABLE", None)  # it says where another interpreter is; jupyter_client drops it, too
     env.update(FIXED)
     if os.environ.get(PLAIN) == "1":
         env[PLAIN] = "1"

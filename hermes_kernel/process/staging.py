@@ -28,7 +28,7 @@ from typing import Any
 import platformdirs
 
 from ..errors import ConfigError, HermesKernelError
-from ..wire import MARK_SIZE, REST_REGION, REST_STREAMS
+from ..sidecar.streams import MARK_SIZE, REST_REGION, STREAM_NAMES
 from . import lease
 from .launch import StreamRest
 from .lease import Lease
@@ -48,7 +48,7 @@ ZYGOTE = "zygote-"
 
 _log = logging.getLogger(__name__)
 _REST = struct.Struct(f"=QQ{REST_SIZE}sQ{LANDING_SIZE}s")
-_MARK_AT = len(REST_STREAMS) * REST_REGION
+_MARK_AT = len(STREAM_NAMES) * REST_REGION
 _LONGEST_SUFFIX = "-5"
 _CHANNELS = ("shell", "iopub", "stdin", "control", "hb")
 _SOCKET_FILES = tuple(f"k-{end}" for end in (*range(1, len(_CHANNELS) + 1), "t"))
@@ -177,7 +177,7 @@ class Staging:
 
     def rest(self, stream: str) -> StreamRest:
         """Return the end of what the kernel wrote to a stream. The kernel wrote it: no number is trusted."""
-        raw = self._remains(REST_STREAMS.index(stream) * REST_REGION, _REST.size)
+        raw = self._remains(STREAM_NAMES.index(stream) * REST_REGION, _REST.size)
         if len(raw) != _REST.size:
             return StreamRest()
         total: int

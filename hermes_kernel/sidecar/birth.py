@@ -103,7 +103,7 @@ def be_born(kernel: Kernel, descriptors: Mapping[int, int]) -> NoReturn:
         arrange(descriptors)
         with open(BIRTH, "rb") as birth:
             if not select.select([birth], [], [], LEISURE)[0]:
-                kernel.rehearse()
+                rehearse(kernel)
             terms = Terms(**read(birth))
             limit_harm(terms.memory_limit)
             if terms.place is not None:
@@ -118,6 +118,14 @@ def be_born(kernel: Kernel, descriptors: Mapping[int, int]) -> NoReturn:
     finally:
         flush()
         os._exit(code)
+
+
+def rehearse(kernel: Kernel) -> None:
+    """Have the kernel rehearse. One that cannot is a kernel all the same: its terms may be on their way."""
+    try:
+        kernel.rehearse()
+    except Exception:  # noqa: BLE001  # whatever has changed in ipykernel; its first cell will show it
+        traceback.print_exc(file=sys.__stderr__)
 
 
 def arrange(descriptors: Mapping[int, int]) -> None:

@@ -1,6 +1,7 @@
 """What the sidecars ask of Linux. Standard library only, Python 3.10."""
 
 import ctypes
+import functools
 import os
 from collections.abc import Iterator
 
@@ -16,7 +17,6 @@ MS_PRIVATE_EVERYWHERE = (1 << 18) | (1 << 14)  # MS_PRIVATE | MS_REC
 ENVIRONMENT_START = 47  # of the fields of /proc/PID/stat behind the name
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_places: dict[str, tuple[int, int]] = {}  # of values in the environment block; in a fork they are the same
 
 
 def prctl(option: int, value: int) -> None:
@@ -126,16 +126,18 @@ def mark_environment(name: str, value: str) -> None:
     processes of one kernel must find them too.
     """
     data = value.encode()
-    if name not in _places:
-        _places[name] = _place_of(name)
-    address, size = _places[name]
+    address, size = _place_of(name)
     if size != len(data):
         raise OSError(f"{name} has no place of the right size in the environment block")
     ctypes.memmove(address, data, size)
 
 
+@functools.cache
 def _place_of(name: str) -> tuple[int, int]:
-    """Return where the value of a variable stands in the environment block, and its size in bytes."""
+    """Return where the value of a variable stands in the environment block, and its size in bytes.
+
+    It stands there in every fork of this process, too.
+    """
     with open("/proc/self/environ", "rb") as file:
         block = file.read()
     head = f"{name}=".encode()

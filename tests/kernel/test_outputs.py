@@ -21,7 +21,7 @@ from jupyter_client.session import Session
 from hermes_kernel.kernel.outputs import EXACT, FLOOD, SEND_AT, OutputLog
 from hermes_kernel.kernel.rest import READ_SIZE, RING, Rest, remains_in
 from hermes_kernel.kernel.streams import HermesOutStream
-from hermes_kernel.wire import MARK_SIZE, REST_REGION
+from hermes_kernel.sidecar.streams import MARK_SIZE, REST_REGION
 
 SIZE = 64
 

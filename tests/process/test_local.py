@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import socket
 import sys
 import threading
 from collections.abc import AsyncIterator
@@ -13,13 +14,14 @@ from pathlib import Path
 
 import psutil
 import pytest
+from jupyter_client.asynchronous.client import AsyncKernelClient
 
 from hermes_kernel.errors import ConfigError, KernelStartError
 from hermes_kernel.host.supervised import SupervisedLauncher
 from hermes_kernel.host.supervisor import Supervisor
 from hermes_kernel.process import zygote
 from hermes_kernel.process.environment import EnvPolicy
-from hermes_kernel.process.launch import Ended, Interpreter, KernelHandle, Launched, LaunchSpec
+from hermes_kernel.process.launch import Ended, Interpreter, KernelHandle, Launched, LaunchSpec, ProcessLimits
 from hermes_kernel.process.local import LocalLauncher, UnknownKernelError, check_cwd
 from hermes_kernel.process.warden import WardenedTree
 from hermes_kernel.process.zygote import KERNEL_MODULE
@@ -75,6 +77,42 @@ def test_a_policy_lets_a_declared_name_pass() -> None:
             return await environment_of(kernel)
 
     assert asyncio.run(main())["API_TOKEN"] == "t"
+
+
+def test_where_another_interpreter_is_never_passes() -> None:
+    name = "PYTHONEXECUTABLE"
+    spec = replace(SPEC, env={**SPEC.env, name: "/elsewhere"}, env_policy=EnvPolicy(frozenset({name})))
+
+    async def main() -> dict[str, str]:
+        async with launched(spec) as (_, kernel):
+            return await environment_of(kernel)
+
+    assert name not in asyncio.run(main())
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_addresses_that_somebody_else_has_chosen_are_the_kernels(method: str) -> None:
+    connection: dict[str, object] = {"transport": "tcp", "ip": "127.0.0.1"}
+    with contextlib.ExitStack() as free:
+        for channel in ("shell", "iopub", "stdin", "control", "hb"):
+            place = free.enter_context(socket.socket())
+            place.bind(("127.0.0.1", 0))
+            connection[f"{channel}_port"] = place.getsockname()[1]
+    key = "0" * 64
+    spec = replace(SPEC, session_key=key, connection=connection, process=ProcessLimits(start_method=method))
+
+    async def main() -> None:
+        async with launched(spec) as (_, kernel):
+            client = AsyncKernelClient()
+            client.load_connection_info({**kernel.connection, "key": key.encode()})
+            client.start_channels()
+            try:
+                await client.wait_for_ready(timeout=30)
+            finally:
+                client.stop_channels()
+                client.context.destroy(linger=0)
+
+    asyncio.run(main())
 
 
 def test_a_kernel_has_nothing_of_the_hosts_but_its_log() -> None:

@@ -21,7 +21,7 @@ from hermes_kernel.process.staging import (
     check_socket_dir,
 )
 from hermes_kernel.process.sweep import sweep
-from hermes_kernel.wire import MARK_SIZE, REST_REGION
+from hermes_kernel.sidecar.streams import MARK_SIZE, REST_REGION
 
 # hk-<user>-<8 digits>/k-5 must still fit behind it.
 LONGEST_SOCKET_DIR = SOCKET_PATH_LIMIT - len(f"/hk-{os.getuid()}-12345678/k-5")
