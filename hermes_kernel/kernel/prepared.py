@@ -35,6 +35,7 @@ LAZY = (
     "IPython.core.async_helpers",
     "IPython.core.autocall",
     "IPython.core.hooks",
+    "IPython.core.logger",
     "IPython.core.magics.script",
     "IPython.core.payloadpage",
     "IPython.lib.pretty",

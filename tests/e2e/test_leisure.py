@@ -1,4 +1,4 @@
-"""A kernel that has waited to be asked for has used the time; nobody can tell from what it shows."""
+"""What is done before a kernel is asked for; nobody can tell from what the kernel shows."""
 
 import ast
 import os
@@ -77,6 +77,12 @@ def test_the_first_cell_finds_no_trace_of_it(make_registry: Make) -> None:
     assert of_one == of_the_next
     assert of_one["collects"]
     assert registry.execute("1 + 1", owner="a").execution_count == 2
+
+
+def test_a_first_cell_imports_nothing_that_its_zygote_could_have(make_registry: Make) -> None:
+    registry = make_registry(limits=Limits(**FORK))
+    code = "import sys; sorted(set(sys.modules) - set(get_ipython()._sys_modules_keys))"
+    assert registry.execute(code, owner="a").value == "[]"
 
 
 def test_one_that_dies_while_it_waits_costs_nobody_a_kernel(make_registry: Make) -> None:
