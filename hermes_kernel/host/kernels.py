@@ -348,9 +348,9 @@ class OwnedKernels:
         now = asyncio.get_running_loop().time()
         claim = self._population.claim(call.key, now, reset=reset, pinned=call.pinned)
         if claim.is_new:
-            now = time.time()
+            began = time.time()
             self._kernels[claim.record] = OwnedKernel(
-                claim.record, KernelIdentity(), now, now, call.cleaner, call.env_policy
+                claim.record, KernelIdentity(), began, began, call.cleaner, call.env_policy
             )
         self._tear_down_soon(claim.doomed)
         kernel = self._kernels[claim.record]
