@@ -32,6 +32,7 @@ MAX_HELLO = 4096
 HALF_FRAME_TIMEOUT = 10.0
 """Seconds for the rest of a frame that has begun, and for a new connection to say who it is."""
 
+_JSON = json.JSONEncoder(default=json_default, ensure_ascii=False, allow_nan=False)
 _HEADER = struct.Struct(">I")
 _DEPTH = 100
 _MOST_BITS = 14_000  # of a whole number: Python reads and writes 4300 digits
@@ -42,15 +43,11 @@ _NOT_NESTING = bytes(set(range(256)) - set(b'"[{:'))
 def pack(message: Any) -> bytes:
     """Serialise a part of a Jupyter message; text that is not valid Unicode is escaped, not refused."""
     try:
-        text = _dumps(message)
+        text = _JSON.encode(message)
     except (TypeError, ValueError):  # what JSON does not have: jupyter_client's own way out
-        text = _dumps(json_clean(message))
+        text = _JSON.encode(json_clean(message))
     # In JSON a lone surrogate can only stand in a string, where its escape says the same.
     return text.encode("utf-8", "backslashreplace")
-
-
-def _dumps(message: Any) -> str:
-    return json.dumps(message, default=json_default, ensure_ascii=False, allow_nan=False)
 
 
 class WireError(HermesKernelError):

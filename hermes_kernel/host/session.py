@@ -66,8 +66,10 @@ class _PastCell:
     execution_count: int | None = None
     outputs: OutputCollector = field(default_factory=lambda: OutputCollector(LATE, LATE))
 
-    def take_outputs(self) -> OutputCollector:
-        """Return what it has written since this was asked last."""
+    def take_outputs(self) -> OutputCollector | None:
+        """Return what it has written since this was asked last, None if nothing."""
+        if self.outputs.is_empty:
+            return None
         outputs, self.outputs = self.outputs, OutputCollector(LATE, LATE)
         return outputs
 
@@ -250,7 +252,7 @@ class KernelSession:
     def take_late_outputs(self) -> list[tuple[int | None, OutputCollector]]:
         """Return what earlier cells have written since this was asked last."""
         late = [(past.execution_count, past.take_outputs()) for past in self._past.values()]
-        return [(count, outputs) for count, outputs in late if not outputs.is_empty]
+        return [(count, outputs) for count, outputs in late if outputs is not None]
 
     async def variables(self, timeout: float) -> Mapping[str, Any]:
         """Ask the kernel for its variables, also while a cell runs, and return the content of its reply.

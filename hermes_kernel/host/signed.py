@@ -73,7 +73,8 @@ class SignedSession:
         self._seen[signature] = None
         if len(self._seen) > REMEMBERED:
             self._seen.popitem(last=False)
-        return {name: json.loads(part) for name, part in zip(_PARTS, parts, strict=True)}
+        texts = (part.decode("utf-8", "surrogatepass") for part in parts)  # or json looks which code it is
+        return {name: json.loads(text) for name, text in zip(_PARTS, texts, strict=True)}
 
     def _sign(self, parts: list[bytes]) -> bytes:
         signing = self._signing.copy()

@@ -1,7 +1,6 @@
 """The kernel: ipykernel's, with a reply for every cell, exit codes and an interrupt that wakes an await."""
 
 import hmac
-import inspect
 import os
 import signal
 import socket
@@ -12,10 +11,10 @@ import traceback
 from datetime import datetime
 from typing import Any
 
-import zmq
 from ipykernel.ipkernel import IPythonKernel
 from IPython.core.error import StdinNotImplementedError
 from traitlets import Bool, Instance, Type, Unicode, default
+from zmq.eventloop.zmqstream import ZMQStream
 
 from .context import CELL, Cell, carry_cell_into_threads
 from .leftovers import Leftovers
@@ -110,9 +109,10 @@ class HermesKernel(IPythonKernel):
         hermes = parent["metadata"].get("hermes")
         if isinstance(hermes, dict) and hermes.get("tell_start") and self.session:
             # Before anything of the cell's runs: it may keep the GIL, and the busy status with it.
-            self.session.send(stream, "hermes_cell_started", {}, parent=parent, ident=ident)
-            if hasattr(stream, "flush"):
-                stream.flush(zmq.POLLOUT)
+            place = (
+                stream.socket if isinstance(stream, ZMQStream) else stream
+            )  # which would keep it for later
+            self.session.send(place, "hermes_cell_started", {}, parent=parent, ident=ident)
         token = CELL.set(self._cell_of(parent))
         shown = self.shell.ast_node_interactivity
         hides_value = isinstance(hermes, dict) and hermes.get("show_value") is False
@@ -166,9 +166,6 @@ class HermesKernel(IPythonKernel):
             # Nothing is awaited until the reply and the idle status are on their way.
             self.io_loop.add_callback(self.io_loop.stop)
         return reply
-
-    # ipykernel asks with every cell which parameters it has, and finding out takes its time.
-    do_execute.__signature__ = inspect.signature(do_execute)  # type: ignore[attr-defined]
 
     def _end_streams(self) -> None:
         """Let nothing of the cell's stay in a buffer: of its own streams, or half a character of ours."""

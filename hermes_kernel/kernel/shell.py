@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import importlib
+import inspect
 import os
 import re
 import subprocess
@@ -92,6 +93,8 @@ class HermesShell(ZMQInteractiveShell):
 
     exit_code: int | None = None
     """What the last cell ended with if it raised SystemExit; None if it did not."""
+
+    _transformed: tuple[str, str] | None = None
 
     def init_environment(self) -> None:
         """Tell programs that nobody watches: no pager, no colour."""
@@ -202,6 +205,18 @@ class HermesShell(ZMQInteractiveShell):
         """Run a cell; forget how the one before ended."""
         self.exit_code = None
         return await super().run_cell_async(*args, **kwargs)
+
+    # It looks with every cell, and to find out takes its time.
+    run_cell_async.__signature__ = inspect.signature(run_cell_async)  # type: ignore[attr-defined]
+
+    def transform_cell(self, raw_cell: str) -> str:
+        """Make Python of a cell; once, though ipykernel asks for it and then IPython does."""
+        known, self._transformed = self._transformed, None
+        if known is not None and known[0] is raw_cell:
+            return known[1]
+        python: str = super().transform_cell(raw_cell)
+        self._transformed = raw_cell, python
+        return python
 
     async def run_code(self, code_obj: Any, result: Any = None, *, async_: bool = False) -> Any:
         """Run a part of a cell; note how it ended, and let no exception break the cell's own report."""
