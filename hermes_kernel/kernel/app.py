@@ -28,6 +28,7 @@ from zmq.eventloop.zmqstream import ZMQStream
 
 from .ipykernel_seams import PLAIN, reason_for_stock_paths
 from .kernel import HermesKernel
+from .latefile import LateFile
 from .outputs import OrderedSocket, OutputLog
 from .shell import quiet_ipython
 from .streams import HermesOutStream
@@ -40,6 +41,7 @@ CHANNELS = ("shell", "iopub", "stdin", "control", "hb")
 """In the order of their numbers, where they are files: as in ``hermes_kernel.process.staging``."""
 
 
+LOG = "kernel.log"
 M_ARENA_MAX = -8  # of malloc.h
 CONTROL_TIMEOUT = 0.3  # seconds for the control thread to end; its host waits 1 for the whole process
 
@@ -93,6 +95,7 @@ class HermesKernelApp(IPKernelApp):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._directory: Path | None = None
+        self._log_file: LateFile | None = None
         self._modules_at_start: set[str] = set()
         self._may_publish = threading.Event()
         self._make_streams()
@@ -197,6 +200,8 @@ class HermesKernelApp(IPKernelApp):
         if here is not None and self.ipython_dir != here:  # type: ignore[has-type]
             self.ipython_dir = self.kernel.shell.ipython_dir = here
             self.profile_dir.location = os.path.join(here, "profile_default")
+        if self._log_file is not None:  # its directory may have another name by now
+            self._log_file.path = Path(self.abs_connection_file).with_name(LOG)
         self.kernel.bind()
         self.init_gui_pylab()
 
@@ -295,7 +300,7 @@ class HermesKernelApp(IPKernelApp):
         self.displayhook.pub_socket = self.iopub_socket
         sys.displayhook = self.displayhook
         directory = self._directory or Path(self.abs_connection_file).parent
-        self._log_to(directory / "kernel.log")
+        self._log_to(directory)
         pipes = self.options.get("stdio") or self.stdio or [None, None]
         self.output_log.bind(self.session, self.iopub_thread, directory, self.streams, pipes)
         self.use_streams()
@@ -345,10 +350,11 @@ class HermesKernelApp(IPKernelApp):
         self.kernel.owner_secret = str(self.options.get("owner_secret", ""))
         self.kernel.tools.client.bind(str(self.options.get("bridge_token", "")))
 
-    def _log_to(self, path: Path) -> None:
+    def _log_to(self, directory: Path) -> None:
         """Let log messages go to a file of the kernel's, not into a cell."""
-        if path.exists():
-            file = open(path, "a", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115  # as long as the process
+        file: Any
+        if (directory / "kernel.rest").exists():
+            file = self._log_file = LateFile(directory / LOG)
         else:  # started by hand
             file = open(os.dup(2), "w", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
         for logger in (self.log, logging.getLogger(), logging.getLogger("tornado")):

@@ -94,7 +94,6 @@ class Staging:
             (path / "ipython").mkdir(mode=0o700)
             (path / "work").mkdir(mode=0o700)
             _create(path / "kernel.rest", b"", size=_MARK_AT + MARK_SIZE)
-            _create(path / "kernel.log", b"")
         except (OSError, StagingError) as error:
             remove_trees(made)
             taken.remove()
@@ -144,7 +143,7 @@ class Staging:
 
     @property
     def log(self) -> Path:
-        """Where the kernel's log messages go."""
+        """Where the kernel's log messages go, if it has any."""
         return self.path / "kernel.log"
 
     @property

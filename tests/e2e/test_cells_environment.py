@@ -1,6 +1,7 @@
 """Which of the host's variables a cell sees."""
 
 import json
+import stat
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -46,7 +47,32 @@ def test_a_kernel_begins_with_an_empty_log_and_a_profile_of_its_own(registry: Bl
     assert registry.execute(code, owner="a").value == "True"
     (info,) = registry.kernels()
     assert info.connection_file is not None
-    assert "debug" not in Path(info.connection_file).with_name("kernel.log").read_text()
+    log = Path(info.connection_file).with_name("kernel.log")
+    assert not log.exists()
+    registry.execute(
+        "get_ipython().log.warning('said'); get_ipython().kernel.log.warning('and said')", owner="a"
+    )
+    assert [line.split()[-1] for line in log.read_text().splitlines()] == ["said", "said"]
+    assert stat.S_IMODE(log.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("what", ["a link", "a pipe", "a pipe that somebody reads", "nothing"])
+def test_a_log_that_cannot_be_written_costs_no_cell_anything(registry: BlockingRegistry, what: str) -> None:
+    registry.execute("x = 41; import os, shutil", owner="a")
+    (info,) = registry.kernels()
+    assert info.connection_file is not None
+    log = Path(info.connection_file).with_name("kernel.log")
+    elsewhere = log.with_name("elsewhere")
+    make = {
+        "a link": f"os.symlink({str(elsewhere)!r}, {str(log)!r})",
+        "a pipe": f"os.mkfifo({str(log)!r})",
+        "a pipe that somebody reads": f"os.mkfifo({str(log)!r}); r = os.open({str(log)!r}, os.O_NONBLOCK)",
+        "nothing": f"shutil.rmtree({str(log.parent)!r})",
+    }
+    code = f"{make[what]}; get_ipython().kernel.log.warning('said'); x"
+    result = registry.execute(code, owner="a", timeout=20)
+    assert (result.value, result.stderr) == ("41", "")
+    assert not elsewhere.exists()
 
 
 def test_the_start_up_files_of_the_interpreters_environment_are_run(

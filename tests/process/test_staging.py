@@ -66,7 +66,7 @@ def test_a_directory_is_never_taken_over(base: Path) -> None:
     made = Staging.create("k1")
     with pytest.raises(StagingError, match="k1"):
         Staging.create("k1")
-    assert made.log.exists()
+    assert made.work.exists()
     made.remove()
 
 
@@ -238,7 +238,7 @@ def test_a_pipe_or_a_link_in_the_place_of_a_file_is_not_read(base: Path, name: s
     secret = tmp_path / "secret"
     secret.write_bytes(b"s" * (24 + REST_SIZE + LANDING_SIZE))
     made = Staging.create("k1")
-    (made.path / name).unlink()
+    (made.path / name).unlink(missing_ok=True)
     os.mkfifo(made.path / name)
     assert (made.rest("stdout"), made.log_tail()) == (StreamRest(), "")
     (made.path / name).unlink()
