@@ -149,17 +149,18 @@ class HermesKernelApp(IPKernelApp):
         self.init_signal()
         self._bind_kernel()
 
-    def bind_in(self, place: Path, *, waits: bool) -> None:
+    def bind_in(self, place: Path, directory: Path, *, waits: bool) -> None:
         """Open the sockets as ``place-1`` to ``place-5``, before there is a connection file.
 
-        The directory may have another name when the kernel begins; nothing that is open minds. *waits*:
-        nobody knows of the kernel yet, so nobody connects.
+        What the kernel leaves stands in *directory*, which may have another name when the kernel begins, as
+        that of the sockets may; nothing that is open minds. *waits*: nobody knows of the kernel yet, so
+        nobody connects.
         """
         self.transport, self.ip = "ipc", str(place)
         for number, channel in enumerate(CHANNELS, start=1):
             setattr(self, f"{channel}_port", number)
         self.session.key = os.urandom(32)  # nobody's, until the connection file is there
-        self._directory = place.parent
+        self._directory = directory
         self.bind()
         if waits:
             self.kernel.get_ready()  # it says so, and nobody hears it

@@ -59,7 +59,7 @@ class ImportedKernel:
     def rehearse(self) -> None:
         """Nothing: there is no kernel yet."""
 
-    def bind(self, place: str, *, waits: bool) -> None:
+    def bind(self, place: str, directory: str, *, waits: bool) -> None:
         """Nothing: it is bound when it begins."""
 
     def begin(self, start: Start) -> int:
@@ -83,10 +83,10 @@ class BuiltKernel:
         """Answer once: the memory that an answer touches is this process's own then."""
         rehearse(self._app)
 
-    def bind(self, place: str, *, waits: bool) -> None:
+    def bind(self, place: str, directory: str, *, waits: bool) -> None:
         """Open the sockets at *place*, and start the threads that serve them."""
         self._app.stdio = STREAMS
-        self._app.bind_in(Path(place), waits=waits)
+        self._app.bind_in(Path(place), Path(directory), waits=waits)
         self._is_bound = True
         if waits:
             rehearse(self._app)

@@ -114,6 +114,7 @@ class Nursery:
         terms = {
             "isolation": kind.isolation,
             "memory_limit": kind.memory_limit,
+            "directory": str(staging.path),
             "place": str(staging.sockets) if binds else None,
             "waits": waits,
         }

@@ -2,8 +2,8 @@
 
 ``<runtime>/hermes-kernel/<kernel id>/``, mode 0700, in a base directory that only its user can write. The
 sockets stand in it if their paths fit into 107 bytes (the limit of AF_UNIX on Linux; 103 on macOS), else in
-a directory with a short name. Beside it stands its lease: made before it, removed after it, and held as long
-as the kernel has a warden.
+a directory with a short name; where the user has no runtime directory, in a file system in memory. Beside
+it stands its lease: made before it, removed after it, and held as long as the kernel has a warden.
 """
 
 import contextlib
@@ -42,6 +42,9 @@ LANDING_SIZE = 64 * 1024
 
 REST_SIZE = REST_REGION - LANDING_SIZE - 3 * 8  # three numbers
 """Bytes of each stream that survive the kernel process, in the same file."""
+
+MEMORY = "/dev/shm"
+"""Where Linux has a file system in memory: sockets take no room, and on a disk an inode takes its time."""
 
 ZYGOTE = "zygote-"
 """What the name of a zygote's directory begins with."""
@@ -249,7 +252,7 @@ def directories_of(lease_file: Path) -> tuple[Path, ...]:
     The name of the lease says which they are. The record, which its cells could write, is not asked.
     """
     path = lease_file.with_suffix("")
-    short = (Path(place) / _short_name(path.name) for place in _short_places())
+    short = (Path(place) / _short_name(path.name) for place in (MEMORY, *_short_places()))
     return tuple(directory for directory in dict.fromkeys((path, *short)) if _is_own_directory(directory))
 
 
@@ -317,11 +320,19 @@ def runtime_base() -> Path:
 def _base_place() -> Path:
     if sys.platform == "win32":
         return Path(platformdirs.user_runtime_path("hermes-kernel", appauthor=False))
+    login = _login_place()
+    if login is not None:
+        return login / "hermes-kernel"
+    return Path(tempfile.gettempdir()) / f"hermes-kernel-{os.getuid()}"
+
+
+def _login_place() -> Path | None:
+    """Return the directory that this user's login has for such things, None if it has none."""
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     # The variable survives su and sudo, which makes the directory somebody else's.
     if os.path.isabs(runtime) and os.path.isdir(runtime) and os.stat(runtime).st_uid == os.getuid():
-        return Path(runtime) / "hermes-kernel"
-    return Path(tempfile.gettempdir()) / f"hermes-kernel-{os.getuid()}"
+        return Path(runtime)
+    return None
 
 
 def check_socket_dir(socket_dir: str) -> str:
@@ -349,12 +360,24 @@ def _directory_name(kernel_id: str) -> str:
 
 def _socket_place(path: Path, name: str, socket_dir: str | None) -> Path:
     """Return the common start of the five socket paths."""
-    if socket_dir is None and _fits(path / "k"):
-        return path / "k"
     if socket_dir is not None:
         roomy = Path(socket_dir) / name / "k"
         return roomy if _fits(roomy) else _short_socket_place(name, socket_dir)
+    if _login_place() is None and _is_usable(MEMORY):
+        return _short_socket_place(name, MEMORY)
+    if _fits(path / "k"):
+        return path / "k"
     return _short_socket_place(name, *_short_places())
+
+
+def _is_usable(directory: str) -> bool:
+    """Whether we may make directories there that nobody else can move or remove."""
+    try:
+        info = os.stat(directory, follow_symlinks=False)
+    except OSError:
+        return False
+    is_kept = info.st_uid == 0 and info.st_mode & stat.S_ISVTX
+    return stat.S_ISDIR(info.st_mode) and bool(is_kept) and os.access(directory, os.W_OK | os.X_OK)
 
 
 def _short_places() -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """The host's end of a zygote: a process that forks wardens and their kernels."""
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -16,6 +17,7 @@ from typing import Any
 import psutil
 
 from ..sidecar import __file__ as _sidecar
+from ..sidecar.events import DISMISSAL
 from ..sidecar.system import system
 from .launchclass import Program, ZygoteClass
 from .marked import MARK, end_marked
@@ -95,6 +97,7 @@ class Zygote:
     async def leave(self) -> None:
         """Let the process end, which it does when its kernels are gone; if it does not then, it is killed."""
         self.is_leaving = True
+        self._dismiss()
         self._hang_up()
         self._wake()
         childless: asyncio.Future[Any] = asyncio.gather(*(tree.gone() for tree in self.trees))
@@ -109,6 +112,12 @@ class Zygote:
             _log.warning("zygote %d does not end: it is killed", self.pid)
             self._signal(signal.SIGKILL)
         await asyncio.shield(self.ended)
+
+    def _dismiss(self) -> None:
+        """Say that this process lives: one that hangs up without a word is dying."""
+        if self._control.fileno() >= 0:
+            with contextlib.suppress(OSError):  # it is gone, or does not read: it will be killed then
+                self._control.send(DISMISSAL, socket.MSG_DONTWAIT)
 
     def _hang_up(self) -> None:
         """End the connection, not just our part: a child that the host has forked may have another one."""

@@ -38,9 +38,10 @@ class Kernel(Protocol):
     def rehearse(self) -> None:
         """Do what makes the first cell quicker; there is time, nobody has asked for the kernel yet."""
 
-    def bind(self, place: str, *, waits: bool) -> None:
+    def bind(self, place: str, directory: str, *, waits: bool) -> None:
         """Open at *place* what others connect to, before it is known which kernel it will be.
 
+        What it leaves stands in *directory*, which may have another name when it begins.
         *waits*: there is time, nobody waits for it yet.
         """
 
@@ -51,12 +52,13 @@ class Kernel(Protocol):
 class Terms(NamedTuple):
     """What is said of a kernel before it is known which it will be.
 
-    ``place``: where it is to open its sockets; None = where it is told to at its start. ``waits``: whether
-    that is not known yet.
+    ``directory``: what it leaves stands there. ``place``: where it is to open its sockets; None = where it is
+    told to at its start. ``waits``: whether that is not known yet.
     """
 
     isolation: str
     memory_limit: int | None
+    directory: str
     place: str | None
     waits: bool
 
@@ -82,7 +84,7 @@ class Spawned:
     def rehearse(self) -> None:
         """Nothing: there is no kernel yet."""
 
-    def bind(self, place: str, *, waits: bool) -> None:
+    def bind(self, place: str, directory: str, *, waits: bool) -> None:
         """Nothing: the program does it."""
 
     def begin(self, start: Start) -> int:
@@ -107,7 +109,7 @@ def be_born(kernel: Kernel, descriptors: Mapping[int, int]) -> NoReturn:
             terms = Terms(**read(birth))
             limit_harm(terms.memory_limit)
             if terms.place is not None:
-                kernel.bind(terms.place, waits=terms.waits)
+                kernel.bind(terms.place, terms.directory, waits=terms.waits)
             os.write(BOUND, b"b")
             os.close(BOUND)
             start = Start(**read(birth))

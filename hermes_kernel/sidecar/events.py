@@ -4,11 +4,13 @@ import contextlib
 import os
 import select
 import signal
+import time
 from collections.abc import Iterable
 from typing import Any
 
 from .system import system
 
+DISMISSAL = b"l"  # of a zygote: the host lives, and wants no more of it
 HOST_POLL = 0.25  # seconds between two looks at a host that cannot be watched
 
 
@@ -88,6 +90,16 @@ class Events:
         if watch in ready or (watch is None and self.host.is_gone()):
             self.host_is_gone = True
         return ready - {self._reader, watch, news}
+
+    def host_ends_within(self, seconds: float) -> bool:
+        """Wait until the host is gone; return whether it is. Who ends has closed its sockets before."""
+        deadline = time.monotonic() + seconds
+        while not self.host.is_gone():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            self.wait(timeout=left)
+        return True
 
     def close(self) -> None:
         """Give the signals back to a process that becomes something else."""

@@ -2,8 +2,8 @@
 
 A small single-threaded process between the host and a kernel. It speaks lines of JSON with the host:
 
-    host    {"prepare": {"isolation": …, "memory_limit": …, "place": …}, "remains": […]}
-                                                                 once: have a kernel ready
+    host    {"prepare": {"isolation": …, "memory_limit": …, "directory": …, "place": …, "waits": …},
+             "remains": […]}                                     once: have a kernel ready
             {"start": {"interpreter": […], "arguments": […], "env": {…}, "cwd": …}, "remains": […]}
                                                                  once, with a lease: say which kernel it is
             {"signal": N}   {"end": true}
@@ -41,6 +41,7 @@ EARLY = 64 * 1024  # bytes that are kept of what a kernel writes before it takes
 LEFT = 1024 * 1024  # bytes of a dead kernel's pipe that are kept: as many as the pipe can hold
 READ_SIZE = 64 * 1024
 TAIL = 4096  # bytes of the early output that the host is told
+DYING = 0.5  # seconds for a host that has left the connection to be gone, if that is why
 FIRST_WORD = 5.0  # seconds for the first process of a namespace to have its kernel
 
 
@@ -93,7 +94,7 @@ class Warden:
             self._report_exit()
             self._tell({"ended": clean, "seconds": round(time.monotonic() - began, 4)})
             self._send_rest()
-            if self._events.host.is_gone():
+            if self._events.host_ends_within(DYING if self._host_has_left else 0):
                 self._note_remains()
                 remove(self._remains)
 

@@ -2,7 +2,8 @@
 
 ``python launcher.py hermes_kernel.sidecar.zygote CONTROL LEASE HOST STARTED REMAINS [MODULE]``: descriptors
 of a socket and of its own lease; pid and start time of the host; JSON of the files to remove if that is gone.
-Each byte on the socket comes with a descriptor: the control connection of a new warden. With MODULE
+Each byte on the socket comes with a descriptor, the control connection of a new warden, but the last, which
+says that there will be no more. With MODULE
 (``MODULE.prepare()`` returns a ``birth.Kernel``) a kernel is a fork of what has been prepared, without it a
 program to be executed.
 
@@ -23,11 +24,11 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from .birth import Kernel, Spawned
-from .events import Events, Host
+from .events import DISMISSAL, Events, Host
 from .remains import remove
 from .system import system
 from .tree import end_tree, ended_children
-from .warden import Warden, receive
+from .warden import DYING, Warden, receive
 
 MARK = "HERMES_KERNEL_COOKIE"
 NOBODY = "0" * 32
@@ -46,11 +47,13 @@ class Zygote:
         self._wardens: set[int] = set()
         self._next: int | None = None  # to a warden that waits for its connection
         self._host_has_left = False
+        self._is_dismissed = False
 
     @property
     def host_is_gone(self) -> bool:
-        """Whether the host has ended."""
-        return self._host.is_gone()
+        """Whether the host has ended, or is about to: it has left without a word."""
+        says_nothing = self._host_has_left and not self._is_dismissed
+        return self._events.host_ends_within(DYING if says_nothing else 0)
 
     def run(self) -> None:
         """Fork wardens until the host leaves; then wait until they are gone."""
@@ -69,7 +72,8 @@ class Zygote:
 
     def _receive(self) -> None:
         data, connections = receive(self._control, 1)
-        self._host_has_left = not data
+        self._is_dismissed = data == DISMISSAL
+        self._host_has_left = self._is_dismissed or not data
         for connection in connections:
             try:
                 self._hand_over(connection)

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import psutil
 import pytest
 
 from hermes_kernel import BlockingRegistry, CellStatus, Limits, Loss, ToolError
+from hermes_kernel.process.staging import MEMORY
 
 from .. import traces
 from ..containment.matrix import HERE as CONTAINMENT
@@ -36,7 +38,16 @@ from .hosts import (
     new_runtime,
     processes_of,
 )
-from .test_process_faults import BOTH, BOUND, LINGER, NEEDS_NAMESPACES, NEEDS_ROOT, kernel_of, kernels_in
+from .test_process_faults import (
+    BOTH,
+    BOUND,
+    LINGER,
+    NEEDS_NAMESPACES,
+    NEEDS_ROOT,
+    kernel_of,
+    kernels_in,
+    wait_for_spare,
+)
 from .test_registry import Make
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
@@ -363,6 +374,52 @@ def test_sockets_that_stand_elsewhere_go_with_what_a_dead_kernel_has_left(place:
     with host(FORK, runtime=long):
         gone = traces.eventually(lambda: traces.short_socket_directories("/tmp") <= before, within=BOUND)
         assert gone, traces.short_socket_directories("/tmp") - before
+
+
+@pytest.mark.parametrize("way", [FORK, SPARE, SPAWN], ids=["fork", "spare", "spawn"])
+def test_what_a_kernel_leaves_is_found_wherever_its_sockets_stand(
+    make_registry: Make, place: Path, way: Way
+) -> None:
+    registry = make_registry(limits=Limits(**way), socket_dir=place)
+    if way["spare_kernels"]:
+        wait_for_spare(registry)
+    died = registry.execute("import os; print('last', end=''); os._exit(3)", owner="a", timeout=20)
+    assert (died.status, died.exit_code, died.stdout) == (CellStatus.DIED, 3, "last")
+    assert registry.execute("get_ipython().kernel.log.warning('said'); 1", owner="a").stderr == ""
+    assert "said" in (directory_of(registry) / "kernel.log").read_text()
+
+
+WITHOUT_A_LOGIN = """
+import os, signal, sys
+from hermes_kernel import BlockingRegistry, Limits
+
+registry = BlockingRegistry(limits=Limits(spare_kernels=int(sys.argv[1])))
+for owner in "ab":
+    assert registry.execute("40 + 2", owner=owner, timeout=30).value == "42"
+print(*{str(registry.manager(owner).ip) for owner in "ab"}, flush=True)
+if sys.argv[2] == "killed":
+    os.kill(os.getpid(), signal.SIGKILL)
+registry.close()
+"""
+
+
+@pytest.mark.skipif(not Path(MEMORY).is_dir(), reason="no file system in memory")
+@pytest.mark.parametrize("end", ["closed", "killed"])
+@pytest.mark.parametrize("spares", [0, 1])
+def test_without_a_login_the_sockets_in_memory_go_with_their_host(place: Path, spares: int, end: str) -> None:
+    env = {name: value for name, value in os.environ.items() if name != "XDG_RUNTIME_DIR"}
+    before = traces.short_socket_directories(MEMORY)
+    ended = subprocess.run(
+        [sys.executable, "-c", WITHOUT_A_LOGIN, str(spares), end],
+        env={**env, "TMPDIR": str(place)}, stdout=subprocess.PIPE, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert ended.returncode == (0 if end == "closed" else -signal.SIGKILL)
+    sockets = ended.stdout.split()
+    assert len(sockets) == 2
+    assert all(Path(ip).is_relative_to(MEMORY) for ip in sockets)
+    assert traces.eventually(lambda: traces.short_socket_directories(MEMORY) <= before, within=BOUND)
+    base = place / f"hermes-kernel-{os.getuid()}"
+    assert traces.eventually(lambda: not list(base.iterdir()), within=BOUND), list(base.iterdir())
 
 
 @NEEDS_NAMESPACES

@@ -151,7 +151,7 @@ class FakeZygote:
 class FakeStaging:
     """No directory."""
 
-    sockets = remains = None
+    path = sockets = remains = None
 
     @property
     def lease(self) -> "FakeStaging":

@@ -4,6 +4,8 @@ import shutil
 import socket
 import stat
 import struct
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -115,6 +117,53 @@ def test_the_runtime_directory_of_another_user_is_not_used(
 
 
 def test_sockets_stand_in_the_kernels_directory_if_their_paths_fit(base: Path) -> None:
+    made = Staging.create("k1")
+    assert made.sockets.parent == made.path
+    made.remove()
+
+
+@pytest.fixture
+def no_login(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A user without a runtime directory, and the place for temporary files."""
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    with tempfile.TemporaryDirectory(prefix="hkt-") as place:
+        monkeypatch.setattr(tempfile, "tempdir", place)
+        yield Path(place)
+
+
+@pytest.mark.skipif(not Path(staging.MEMORY).is_dir(), reason="no file system in memory")
+def test_without_a_login_sockets_stand_in_memory_and_go_with_the_rest(no_login: Path) -> None:
+    made = Staging.create("k1")
+    assert made.path == no_login / f"hermes-kernel-{os.getuid()}" / "k1"
+    assert (made.sockets.parent.parent, mode(made.sockets.parent)) == (Path(staging.MEMORY), 0o700)
+    assert str(made.sockets.parent) in made.remains
+    renamed = made.rename("k2")
+    assert renamed.sockets.parent.is_dir()
+    assert not made.sockets.parent.exists()
+    renamed.lease.close()
+    sweep()  # whoever has made it is gone
+    assert not renamed.sockets.parent.exists()
+    assert not renamed.path.exists()
+    again = Staging.create("k2")
+    again.remove()
+    assert not again.sockets.parent.exists()
+
+
+@pytest.mark.parametrize("what", ["nothing", "a file", "anybody's", "a link", "not root's"])
+def test_memory_that_is_no_safe_place_holds_no_sockets(
+    no_login: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    memory = tmp_path / "memory"
+    if what == "a file":
+        memory.write_text("")
+    elif what == "a link":
+        memory.symlink_to(staging.MEMORY)
+    elif what != "nothing":
+        memory.mkdir()
+        memory.chmod(0o777 if what == "anybody's" else 0o1777)
+    if what == "not root's" and os.getuid() == 0:
+        os.chown(memory, 12345, 12345)
+    monkeypatch.setattr(staging, "MEMORY", str(memory))
     made = Staging.create("k1")
     assert made.sockets.parent == made.path
     made.remove()

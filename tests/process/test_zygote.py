@@ -118,7 +118,14 @@ def test_a_zygote_that_somebody_has_stopped_goes_on_when_it_is_needed(
             if act == "fork":
                 tree = seat.zygote.fork()
                 await tree.prepare(
-                    {"isolation": "none", "memory_limit": None, "place": None, "waits": False}, ()
+                    {
+                        "isolation": "none",
+                        "memory_limit": None,
+                        "directory": "",
+                        "place": None,
+                        "waits": False,
+                    },
+                    (),
                 )
                 await asyncio.wait_for(tree.prepared(), 5)
                 await tree.end(timeout=5)
