@@ -7,6 +7,7 @@ it stands its lease: made before it, removed after it, and held as long as the k
 """
 
 import contextlib
+import functools
 import hashlib
 import json
 import logging
@@ -377,7 +378,21 @@ def _is_usable(directory: str) -> bool:
     except OSError:
         return False
     is_kept = info.st_uid == 0 and info.st_mode & stat.S_ISVTX
-    return stat.S_ISDIR(info.st_mode) and bool(is_kept) and os.access(directory, os.W_OK | os.X_OK)
+    return stat.S_ISDIR(info.st_mode) and bool(is_kept) and _holds_sockets(directory)
+
+
+@functools.cache
+def _holds_sockets(directory: str) -> bool:
+    """Whether a socket can stand in a directory of ours there: a sandbox may forbid it. Tried once."""
+    try:
+        with (
+            tempfile.TemporaryDirectory(prefix="hk-probe-", dir=directory) as place,
+            socket.socket(socket.AF_UNIX) as probe,
+        ):
+            probe.bind(os.path.join(place, "k"))
+    except OSError:
+        return False
+    return True
 
 
 def _short_places() -> tuple[str, ...]:

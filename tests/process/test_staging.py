@@ -169,6 +169,23 @@ def test_memory_that_is_no_safe_place_holds_no_sockets(
     made.remove()
 
 
+@pytest.mark.skipif(not Path(staging.MEMORY).is_dir(), reason="no file system in memory")
+def test_memory_in_which_a_sandbox_lets_no_socket_stand_holds_none(
+    no_login: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    staging._holds_sockets.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(socket.socket, "bind", refuse)
+        made = Staging.create("k1")
+    staging._holds_sockets.cache_clear()
+    assert made.sockets.parent == made.path
+    made.remove()
+    assert not list(Path(staging.MEMORY).glob("hk-probe-*"))
+
+
 def test_sockets_of_a_long_runtime_directory_stand_in_a_short_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
