@@ -370,7 +370,8 @@ def test_a_ctrl_c_for_the_hosts_terminal_does_not_reach_what_is_just_being_start
 
         assert traces.eventually(interrupt_until_it_is_up, within=10)
         assert one.tell("join")["value"] == "42"
-        assert psutil.Process(one.pid).children() == started
+        # A signal between the fork and the new session reaches the zygote too: then there is another one.
+        assert len(psutil.Process(one.pid).children()) == len(started) == 1
 
 
 @pytest.mark.parametrize(
