@@ -402,12 +402,14 @@ class OwnedKernels:
         try:
             spec = self._launch_spec(call, kernel.identity, timeout=max(deadline - loop.time(), 0.001))
             launched = kernel.launched = await self._launcher.launch(spec)
-            if kernel.manager is not None:
-                kernel.manager.adopt(launched)
         except HermesKernelError:
             raise
-        except Exception as error:
+        except (
+            Exception
+        ) as error:  # a launcher may be anybody's: the caller is told in our words, with its own
             raise KernelStartError(f"the kernel did not start: {error}") from error
+        if kernel.manager is not None:
+            kernel.manager.adopt(launched)
         bridge = KernelBridge(
             self._supervisor,
             launched.bridge,

@@ -108,10 +108,9 @@ class HermesKernel(IPythonKernel):
         self._runs_for_owner = self.is_owner(parent)
         hermes = parent["metadata"].get("hermes")
         if isinstance(hermes, dict) and hermes.get("tell_start") and self.session:
-            # Before anything of the cell's runs: it may keep the GIL, and the busy status with it.
-            place = (
-                stream.socket if isinstance(stream, ZMQStream) else stream
-            )  # which would keep it for later
+            # Before anything of the cell's runs: it may keep the GIL, and the busy status with it. And not
+            # through the stream, which would keep it for later.
+            place = stream.socket if isinstance(stream, ZMQStream) else stream
             self.session.send(place, "hermes_cell_started", {}, parent=parent, ident=ident)
         token = CELL.set(self._cell_of(parent))
         shown = self.shell.ast_node_interactivity

@@ -364,7 +364,7 @@ def _socket_place(path: Path, name: str, socket_dir: str | None) -> Path:
     if socket_dir is not None:
         roomy = Path(socket_dir) / name / "k"
         return roomy if _fits(roomy) else _short_socket_place(name, socket_dir)
-    if _login_place() is None and _is_usable(MEMORY):
+    if _is_usable(MEMORY) and _login_place() is None:
         return _short_socket_place(name, MEMORY)
     if _fits(path / "k"):
         return path / "k"
